@@ -49,7 +49,7 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # or every name would be one
 
     def __getattr__(name: str) -> NoReturn:
-        """Says where a name is that is looked for here."""
+        """Raises AttributeError, which names the submodule that has the name, or a similar name."""
         for module in (optim, outer, sparse):
             if name in module.__all__:
                 raise AttributeError(

@@ -1,4 +1,4 @@
-"""What the hook has measured: buckets, bytes, and where the time of each step went.
+"""Figures of a gradient hook: buckets, bytes, and where the time of each step went.
 
     step before ends      first bucket           last bucket submitted     last one over
       |                      |                          |                       |
@@ -7,17 +7,17 @@
       |<------------------ compute -------------------->|<------ exposed ------>|
                              |<------ hidden: any ----->|
 
-DDP submits its last bucket when backward has nothing else left to do, so what comes after is lost
-to communication, and what was in flight before is hidden behind computation. On a GPU the moments
-are those of the host, and a bucket is over when its result is on the way back there.
+DDP submits its last bucket when backward has nothing else left to do, so the time after that is
+lost to communication, and transfers before it are hidden behind computation. On a GPU the host's
+clock measures, and a bucket is over when its result is on the way back to the GPU.
 
 Where a step's buckets travel during the next one (``deferred``), a step ends with its last
-submission, and what it lost is what it waited for those of the step before.
+submission, and the time it lost is its wait for the buckets of the step before.
 
 Invariants: times are of time.perf_counter(). A step begins with the first bucket after the last one
-of the step before. Bytes are those of the buckets' own works, so nothing else that passes over the
-same communicator counts. Totals count all steps since the reset; of single steps the latest KEPT
-remain.
+of the step before. Bytes are counted in the buckets' own works, so other traffic of the same
+communicator does not count. Totals count all steps since the reset; single steps are kept for the
+latest KEPT.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KEPT = 1000
 
 
 class StepReport(TypedDict):
-    """One step: see ``HookState.report``."""
+    """Figures of one step; ``HookState.report`` explains them."""
 
     step_s: float
     compute_s: float
@@ -53,7 +53,7 @@ class StepReport(TypedDict):
 
 
 class CodecStretch(TypedDict):
-    """Steps with one codec, numbered from 0 on: the first and the last of them."""
+    """A run of steps with one codec: the numbers, from 0 on, of its first and last step."""
 
     codec: str
     first: int
@@ -61,8 +61,8 @@ class CodecStretch(TypedDict):
 
 
 class HookReport(dict[str, Any]):
-    """What ``HookState.report`` returns: a dictionary, whose values are attributes as well, and
-    which ``print`` shows as a table."""
+    """Report of a hook: a dictionary whose values are attributes, too; ``print`` shows it as a
+    table."""
 
     @property
     def buckets(self) -> int:
@@ -76,17 +76,17 @@ class HookReport(dict[str, Any]):
 
     @property
     def wire_bytes(self) -> int:
-        """Payload that this rank sent over its ports, after compression."""
+        """Bytes of payload that this rank sent over its ports, after compression."""
         return int(self["wire_bytes"])
 
     @property
     def shared_bytes(self) -> int:
-        """What it put into the memory that ranks of a host share."""
+        """Bytes that this rank wrote to the memory that ranks of a host share."""
         return int(self["shared_bytes"])
 
     @property
     def rail_bytes(self) -> list[int]:
-        """Sent by each port, in rail order, with frame headers."""
+        """Bytes sent by each port, in rail order, with frame headers."""
         return list(self["rail_bytes"])
 
     @property
@@ -96,28 +96,28 @@ class HookReport(dict[str, Any]):
 
     @property
     def works(self) -> list[Interval]:
-        """Submitted and done, of each bucket."""
+        """Times of submission and completion of each bucket."""
         return list(self["works"])
 
     @property
     def steps(self) -> list[StepReport]:
-        """Those that are over."""
+        """Reports of the finished steps, oldest first."""
         return list(self["steps"])
 
     @property
     def codecs(self) -> list[CodecStretch]:
-        """Which codec was in use when, in the whole run."""
+        """Codecs of the whole run, each with its first and last step."""
         return list(self["codecs"])
 
     def __str__(self) -> str:
-        from .table import table_of  # rich, which only who prints has to load
+        from .table import table_of  # imports rich, which only printing needs
 
         return table_of(self)
 
 
 @dataclasses.dataclass
 class Moved:
-    """What works have sent.
+    """Bytes that works have sent.
 
     Attributes:
         wire, shared: bytes of payload, over ports and through shared memory.
@@ -129,12 +129,12 @@ class Moved:
     rails: list[int] = dataclasses.field(default_factory=list)
 
     def add(self, works: Iterable[WorkStats]) -> None:
-        """Counts more works."""
+        """Adds the bytes of more works."""
         for work in works:
             self.join(Moved(work.sent_bytes, work.shared_bytes, list(work.rail_bytes)))
 
     def join(self, other: Moved) -> None:
-        """Counts what others have sent as well."""
+        """Adds the bytes of another count."""
         self.wire += other.wire
         self.shared += other.shared
         self.rails += [0] * (len(other.rails) - len(self.rails))
@@ -143,7 +143,7 @@ class Moved:
 
 
 class _Step:
-    """One backward with its exchange."""
+    """Times and bytes of one backward with its exchange."""
 
     def __init__(self, began: float, deferred: bool, stalled: float) -> None:
         self.began, self.deferred, self.stalled = began, deferred, stalled
@@ -153,14 +153,14 @@ class _Step:
         self.last_submitted = 0.0
         self.complete = False
         self.moved = Moved()
-        self.buckets: list[tuple[int, Moved]] = []  # by number, in order of completion
+        self.buckets: list[tuple[int, Moved]] = []  # (number, bytes), in order of completion
 
     @property
     def is_over(self) -> bool:
         return self.complete and not self.open
 
     def told(self) -> StepReport:
-        """The step's figures; it must be over."""
+        """Returns the step's figures; the step must be over."""
         arrived = max(done for _, done in self.works)
         late = 0.0 if self.deferred else max(0.0, arrived - self.last_submitted)
         ended, exposed = self.last_submitted + late, self.stalled + late
@@ -182,11 +182,11 @@ class _Step:
 
 
 class Account:
-    """The figures of one hook.
+    """Counts the buckets, bytes and times of one hook.
 
     Attributes:
-        carried: buckets submitted ever, whatever the resets.
-        deferred: of the coming steps, whether their buckets travel during the next one.
+        carried: buckets submitted since it was made; a reset does not change it.
+        deferred: whether the buckets of the coming steps travel during the next step.
     """
 
     def __init__(self) -> None:
@@ -207,14 +207,14 @@ class Account:
         self._stalled = 0.0
 
     def reset(self) -> None:
-        """Starts anew; the coming step counts from now on."""
+        """Zeroes the totals; the coming step counts from now on."""
         with self._lock:
             self._zero()
             self._ended = time.perf_counter()
 
     def submit(self, nbytes: int, last: bool) -> Callable[[Iterable[WorkStats]], None]:
-        """A bucket starts, ``last`` of its step. Returns what is to be called once it is over, with
-        what its works say."""
+        """Notes that a bucket starts, the ``last`` of its step or not. Returns a function to call
+        with the statistics of the bucket's works when it is over."""
         now = time.perf_counter()
         with self._lock:
             self.carried += 1
@@ -255,7 +255,8 @@ class Account:
 
     @contextlib.contextmanager
     def stall(self) -> Iterator[None]:
-        """While training waits for the buckets of the latest step: the coming one loses that."""
+        """Measures how long training waits for the buckets of the latest step, a loss of the coming
+        one."""
         began = time.perf_counter()
         with self._lock:
             if self._steps:
@@ -265,8 +266,8 @@ class Account:
             self._stalled += time.perf_counter() - began
 
     def news(self) -> list[StepReport]:
-        """The steps that are over and have not been told here before, in order, whatever the
-        resets."""
+        """Returns the finished steps that no earlier call returned, oldest first; a reset does not
+        matter."""
         told = []
         with self._lock:
             while self._untold and self._untold[0].is_over:
@@ -274,7 +275,7 @@ class Account:
         return told
 
     def use(self, step: int, codec: str) -> None:
-        """A step begins, in that codec."""
+        """Notes that a step begins, and its codec."""
         with self._lock:
             if not self._codecs or self._codecs[-1]["codec"] != codec:
                 self._codecs.append({"codec": codec, "first": step, "last": step})
@@ -282,17 +283,17 @@ class Account:
 
     @property
     def position(self) -> int:
-        """The number that the next bucket has in its step, from 0 on."""
+        """Number of the next bucket in its step, from 0 on."""
         step = self._step
         return 0 if step is None else step.submitted
 
     def latest_buckets(self) -> list[tuple[int, Moved]]:
-        """What each bucket of the latest step has sent, by its number, as far as they are over."""
+        """Returns (number, bytes sent) of each finished bucket of the latest step, by number."""
         with self._lock:
             return sorted(self._steps[-1].buckets, key=lambda one: one[0]) if self._steps else []
 
     def report(self) -> HookReport:
-        """See ``HookState.report``."""
+        """Returns the figures since the last reset, as ``HookState.report`` gives them."""
         with self._lock:
             return HookReport(
                 buckets=self._buckets,
@@ -308,7 +309,7 @@ class Account:
 
 
 def bytes_text(count: float) -> str:
-    """A number of bytes with its unit, for people."""
+    """Writes a number of bytes with its unit, for people."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if count >= size:
             return f"{count / size:.2f} {unit}"

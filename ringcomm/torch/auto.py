@@ -1,15 +1,15 @@
-"""compression="auto": the codec policy that goes by what steps are measured to take.
+"""compression="auto": the codec policy that decides by the measured times of steps.
 
-Each rank measures; the first one decides, for all, three steps ahead (ringcomm.adaptive). What the
-decision rests on:
+Each rank measures; rank 0 decides for all, three steps ahead (ringcomm.adaptive). The inputs of the
+decision, and where they come from:
 
     buckets' sizes, and when each was ready    look(), before each is sent
-    what is exposed, what was in flight        note(), from the hook's account
+    exposed and in-flight times                note(), from the hook's account
     the optimizer                              torch's hook of all optimizers' steps
 
 Invariants: the codec of a step is the same on all ranks, whatever they measure. Only the rank that
-decides logs, one line for a change. A copy, as torch.save makes it, has no connections and goes on
-where the original stood.
+decides logs, one line for a change. A copy, as torch.save makes it, has the original's state and no
+connections.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ from .steps import before_steps, has_any
 
 _log = logging.getLogger("ringcomm")
 
-_ADAPTERS = 0.05  # of the parameters are trained, at most
+_ADAPTERS = 0.05  # a smaller trained share of the parameters counts as adapters
 
 
 class Auto:
-    """A CodecPolicy: the gentlest codec that hides behind backward, else the one whose steps are
-    the shortest.
+    """A CodecPolicy that takes the gentlest codec whose transfer hides behind backward, else the
+    codec with the shortest steps.
 
         HookState("auto", model=model)                                    none, bf16 or int8
         HookState(Auto(model, allow=["int4"]), model=model)               int4, too
 
     Args:
-        model: the model that is trained. Where less than 5 % of its parameters are, as adapters, no
-            codec of few bits is chosen; without it that is not noticed.
+        model: the model that is trained. If less than 5 % of its parameters train (adapters), no
+            codec of few bits is chosen; without ``model`` this is not checked.
         allow: codecs beyond int8, which change training: "int4", and "onebit", which is taken only
             where the optimizer is linear.
         linear: whether the optimizer's update is linear in the gradients; None: it is torch's SGD.
-        max_accumulate: micro-batches over which gradients may be accumulated. What is best is
-            ``accumulate``, which the training loop has to follow.
-        warmup_steps: first steps in which codecs from int8 on wait.
+        max_accumulate: most micro-batches to accumulate gradients over. The training loop has to
+            follow ``accumulate``, the number found best.
+        warmup_steps: number of first steps without int8 and harsher codecs.
 
     Attributes:
-        accumulate: over how many micro-batches to accumulate, 1 without max_accumulate. It changes
+        accumulate: number of micro-batches to accumulate, 1 without max_accumulate. It changes
             with the codec, on all ranks before the same step.
 
-    Raises ConfigError for what cannot be allowed.
+    Raises ConfigError for a codec or value that cannot be allowed.
     """
 
     name = "auto"
@@ -94,7 +94,7 @@ class Auto:
         self._agreement: Agreement | None = None
         self._latency_s = self._cpu_s = 0.0
         self._watch: _OptimizerWatch | None = None
-        self._steps: deque[_Looked] = deque()  # that have not been noted
+        self._steps: deque[_Looked] = deque()  # sent, not noted yet
         self._looking: _Looked | None = None
         self._load: tuple[Freight, ...] = ()
 
@@ -112,17 +112,16 @@ class Auto:
 
     @property
     def accumulate(self) -> int:
-        """See the class."""
+        """Number of micro-batches to accumulate gradients over."""
         return self._rung.accumulate
 
     def codec(self, step: int) -> Codec:
-        """See CodecPolicy."""
         return self._rung.codec
 
     # ---- a step ----
 
     def begin(self, step: int, exchange: CommExchange) -> None:
-        """See CodecPolicy."""
+        """Sends this rank's measurements, and takes the decision that is due in this step."""
         if exchange.is_alone:
             return
         if self._agreement is None:
@@ -149,7 +148,7 @@ class Auto:
             )
 
     def look(self, bucket: Bucket, loss_scale: float) -> None:
-        """See CodecPolicy."""
+        """Notes the bucket's size and the time when it was ready."""
         if self._agreement is None:
             return
         if self._watch is None:
@@ -163,7 +162,7 @@ class Auto:
             self._looking = None
 
     def note(self, report: StepReport, finite: bool) -> None:
-        """See CodecPolicy."""
+        """Adds the finished step to the window of measurements."""
         if self._agreement is None or not self._steps:
             return
         looked, window = self._steps.popleft(), self._agreement.window
@@ -180,7 +179,7 @@ class Auto:
         )
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer has been seen."""
+        """Sets the codecs to choose from, now that the optimizer is known."""
         linear = self._settings["linear"]
         known = isinstance(optimizer, torch.optim.SGD) if linear is None else linear
         rungs = self._rungs(known)
@@ -197,8 +196,8 @@ class Auto:
     # ---- copies and checkpoints ----
 
     def state_dict(self) -> dict[str, Any]:
-        """The codec in force, and on the rank that decides what it goes by. Others' does, too, and
-        begins to measure anew."""
+        """Returns the codec in force, and the measurements. Only those of the deciding rank matter:
+        a state of another rank can be loaded, too, and then measuring begins anew."""
         rung = self._rung
         return {
             "codec": rung.codec.name,
@@ -207,7 +206,6 @@ class Auto:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See CodecPolicy."""
         if set(state) != {"codec", "accumulate", "law"}:
             raise ConfigError(
                 "this is no state of compression='auto': it has other keys than "
@@ -228,7 +226,7 @@ class Auto:
 
 
 class _Looked:
-    """What one step had to move."""
+    """Sizes of the buckets of one step, and when each was ready."""
 
     def __init__(self) -> None:
         self.load: list[Freight] = []
@@ -239,7 +237,7 @@ class _Looked:
         self.load.append(_freight(bucket))
 
     def ready_s(self) -> tuple[float, ...]:
-        """When each bucket was there, from the first one on."""
+        """Seconds from the first bucket of the step until each one was ready."""
         return tuple(at - self._at[0] for at in self._at)
 
 
@@ -258,13 +256,13 @@ def _trained_share(model: nn.Module) -> float:
 
 
 class _OptimizerWatch:
-    """Looks at the optimizer of some parameters whenever it steps.
+    """Reports the optimizer of some parameters to an Auto when it steps.
 
     Args:
-        owner: is told of an optimizer once.
+        owner: its ``meet`` is called once for each optimizer.
 
     Attributes:
-        ids: of the parameters, by id().
+        ids: id() of each parameter.
     """
 
     def __init__(self, owner: Auto) -> None:

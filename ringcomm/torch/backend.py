@@ -27,8 +27,8 @@ _PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 
 
 def register() -> None:
-    """Makes ``init_process_group("ringcomm")`` known, and its group one that ringcomm's functions
-    use. Called by ``import ringcomm.torch``."""
+    """Registers "ringcomm" with ``init_process_group``, and makes the default group the
+    communicator of ringcomm's functions. Called by ``import ringcomm.torch``."""
     stand_in(world_comm)
     if not hasattr(dist.Backend, NAME.upper()):
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
@@ -38,7 +38,7 @@ def _create(made: Any, options: Any) -> RingcommGroup:
     """Makes a group. Called by torch for every new one, on each of its ranks.
 
     Raises ConfigError for a map such as "cpu:gloo,cuda:ringcomm": torch replaces the whole group by
-    what this returns, and it would carry the other backend's tensors, too.
+    the returned one, which would carry the other backend's tensors, too.
     """
     _refuse_mixture(sys._getframe(1).f_locals.get("backend_config"))
     whole = not made.global_ranks_in_group
@@ -48,8 +48,12 @@ def _create(made: Any, options: Any) -> RingcommGroup:
 
 
 def _refuse_mixture(config: Any) -> None:
-    """config: torch's BackendConfig, a local variable of the function that makes groups: it is the
-    only place that says what other devices are to have. None: not found, in a torch to come."""
+    """Raises ConfigError if torch's BackendConfig gives a device to another backend.
+
+    Args:
+        config: a local variable of torch's function that makes groups, the only place that names
+            the backends of all devices. None: a future torch has no such variable.
+    """
     chosen = config.get_device_backend_map() if hasattr(config, "get_device_backend_map") else {}
     others = {device: name for device, name in chosen.items() if name != NAME}
     if others:
@@ -73,13 +77,14 @@ def open_group(
     """Joins the ranks of a group, on each of them.
 
     Args:
-        timeout: of its collectives, and for all ranks to come here.
-        options: an Options; a Config; None: those of the default group, or the environment's.
-        whole: it is the default group.
+        timeout: limit of each collective of the group, and of waiting here for all ranks.
+        options: an Options; a Config; None: the options of the default group, or of the
+            environment.
+        whole: whether it is the default group.
 
     Raises:
         ConfigError: (a ValueError) the settings cannot work.
-        BootstrapError: a rank did not come, or could not be reached, with a table of which.
+        BootstrapError: a rank did not come, or could not be reached; its table names the ranks.
     """
     chosen = _options(options)
     seconds = timeout.total_seconds()

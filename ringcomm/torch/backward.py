@@ -1,4 +1,4 @@
-"""What is to be done when the backward in progress is over."""
+"""Callbacks at the end of a backward."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _engine: Any = torch.autograd.Variable._execution_engine
 
 
 def after_backward(call: Callable[[], None]) -> bool:
-    """Calls when all of the backward that this thread works on is done, behind what was queued
-    before. Whether there is one; else it calls never."""
+    """Queues a call for the end of the backward that this thread runs, after calls queued before.
+    Returns False, and never calls, if this thread runs no backward."""
     try:
         _engine.queue_callback(call)
     except RuntimeError:

@@ -1,10 +1,10 @@
-"""A DDP bucket, and the parts of it that travel by themselves.
+"""A DDP bucket, and its parts that are reduced one by one.
 
     bucket   | bias | weight ............ | norm | weight ........ |
     travels  | bf16 | onebit, feedback    | bf16 | onebit, feedback|     three all-reduces
 
-Invariants: a part is a view of the bucket's memory, except what is left of small tensors, which is
-packed and brought back.
+Invariants: a part is a view of the bucket's memory, except the small tensors, which are packed into
+one part and copied back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ Feedback = ErrorFeedback | Literal[False]
 def average(
     comm: Communicator, tensor: torch.Tensor, compression: str | None, feedback: Feedback
 ) -> Work:
-    """Starts the mean over all ranks, in place. A GPU's tensor goes by the pipe, where it can."""
+    """Starts the mean over all ranks, in place. A GPU's tensor takes the device pipeline, if it
+    can."""
     found = memory_of(tensor, writable=True)
     work: Work = comm._run(
         lib.RC_ALLREDUCE,
@@ -49,13 +50,13 @@ def average(
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
-    """Gradients of some parameters, one after the other.
+    """Flat gradients of some parameters, one after the other.
 
     Attributes:
-        buffer: where they lie, a tensor of one dimension.
-        spans: (parameter, start, stop) in the buffer, in order of place; none for a parameter
-            without elements.
-        last: the bucket ends its step.
+        buffer: the gradients, a tensor of one dimension.
+        spans: (parameter, start, stop) in the buffer, by start; a parameter without elements has
+            none.
+        last: whether it is the last bucket of its step.
     """
 
     buffer: torch.Tensor
@@ -64,7 +65,7 @@ class Bucket:
 
     @classmethod
     def of(cls, bucket: GradBucket) -> Bucket:
-        """What DDP gives a hook."""
+        """Makes one of DDP's GradBucket."""
         buffer = bucket.buffer()
         base, item = buffer.data_ptr(), buffer.element_size()
         spans = []
@@ -76,7 +77,7 @@ class Bucket:
 
 
 def in_shape_of(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
-    """A view of the parameter's part of a bucket in the parameter's shape. DDP lays it out as the
+    """Views the parameter's part of a bucket in the parameter's shape. DDP lays it out as the
     parameter lies in memory, if that has no gaps (channels_last, say), else row by row."""
     strides = parameter.stride()
     if parameter.is_contiguous() or torch.empty_like(parameter, device="meta").stride() != strides:
@@ -86,12 +87,12 @@ def in_shape_of(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A stretch of a bucket that travels by itself.
+    """A stretch of a bucket with an all-reduce of its own.
 
     Attributes:
         compression: the codec's name.
-        is_large: it is one parameter. Of codecs with few bits one value that is not finite makes
-            NaN of it all, so a look at the first is enough.
+        is_large: it is one parameter. A codec of few bits turns all its values into NaN if one of
+            them is not finite, so checking the first value is enough.
     """
 
     tensor: torch.Tensor
@@ -101,11 +102,11 @@ class Part:
 
 
 class Parts:
-    """How a bucket travels: whole, or cut where residuals are kept or the codec has few bits.
+    """Parts of a bucket: all of it, or pieces where residuals are kept or the codec has few bits.
 
     Attributes:
-        travelling: all parts, in the order in which they are to be submitted on every rank.
-        is_cut: results are looked at for values that are not finite.
+        travelling: all parts, in the order in which every rank must submit them.
+        is_cut: whether results are checked for values that are not finite.
     """
 
     def __init__(self, bucket: Bucket, codec: Codec, residuals: NamedFeedback) -> None:
@@ -118,7 +119,7 @@ class Parts:
             self.travelling = [Part(self._buffer, codec.name, False, False)]
             return
         self.travelling = self._cut(bucket, codec, residuals)
-        if codec.quantises:  # others deliver what is left, or leave it as it was
+        if codec.quantises:  # other codecs send the residuals whole or do not touch them
             residuals.mark_used(part.feedback for part in self.travelling)
 
     def _cut(self, bucket: Bucket, codec: Codec, residuals: NamedFeedback) -> list[Part]:
@@ -141,16 +142,16 @@ class Parts:
             self._small.append(self._buffer[start:stop])
 
     def poison(self) -> Poison:
-        """Whether a result is not finite."""
+        """Returns a flag that is set if a result is not finite."""
         return Poison([p.tensor[:1] if p.is_large else p.tensor for p in self.travelling])
 
     def unpack(self) -> None:
-        """Brings the results of small tensors to their places."""
+        """Copies the results of small tensors back to their places."""
         if self._rest is None or len(self._small) == 1:
             return
         start = 0
         for part in self._small:
             part.copy_(self._rest[start : start + part.numel()])
             start += part.numel()
-        if self._rest.device.type == "cuda":  # it was made on another stream than this one
+        if self._rest.device.type == "cuda":  # allocated on another stream
             self._rest.record_stream(torch.cuda.current_stream(self._rest.device))

@@ -1,7 +1,7 @@
-"""In which codec the hook sends a step: the seam, and the policy that never changes its mind.
+"""The codec of each step: the interface of codec policies, and the policy with one codec.
 
 Invariants: a policy's answer for a step is the same on all ranks, so it follows from the number of
-the step and from what the ranks have told each other. The hook asks in the thread of backward, and
+the step and from data that the ranks have exchanged. The hook calls in the thread of backward, and
 in this order, once in a step:
 
     note(report, finite)    for each step that is over and has not been noted yet, in order
@@ -26,56 +26,57 @@ from .settings import require_able
 
 
 class CodecPolicy(Protocol):
-    """What decides in which codec the gradients of a step travel.
+    """Decides in which codec the gradients of a step travel.
 
     It can be pickled, as torch.save of a wrapped model takes the hook's state along; a copy begins
-    where the original stood, without connections.
+    with the original's state and without connections.
     """
 
     @property
     def name(self) -> str:
-        """What ``HookState.compression`` says."""
+        """Text of ``HookState.compression``."""
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
-        """All that it may choose. Where one of them needs error feedback, residuals are kept; what
-        does not go with one of them is refused when the hook's state is made."""
+        """All codecs that it may choose. If one of them needs error feedback, residuals are kept;
+        settings that one of them cannot work with are refused when the hook's state is made."""
 
     def codec(self, step: int) -> Codec:
-        """What the float32 and float64 gradients of the step of that number, from 0, travel in."""
+        """Returns the codec of a step's float32 and float64 gradients; steps count from 0."""
 
     def begin(self, step: int, exchange: CommExchange) -> None:
-        """A step begins, on all ranks alike: the place to exchange what the ranks must agree on,
-        which ought not to be waited for in the same step."""
+        """Called when a step begins, on all ranks alike: the place to exchange the measurements of
+        the ranks, and to take the results of earlier steps without waiting."""
 
     def look(self, bucket: Bucket, loss_scale: float) -> None:
-        """A bucket with this rank's gradients is about to be sent; it is not to be changed.
+        """Called before a bucket with this rank's gradients is sent; it must not change the bucket.
 
         Args:
             loss_scale: the factor that is in the gradients.
         """
 
     def note(self, report: StepReport, finite: bool) -> None:
-        """A step is over.
+        """Called when a step is over.
 
         Args:
-            report: this rank's account of it; other ranks' differ.
-            finite: no result was seen that is not finite, on all ranks alike. Results of none,
-                bf16 and fp16 without residuals are not looked at.
+            report: this rank's figures of the step; other ranks' differ.
+            finite: whether no result was found that is not finite, the same on all ranks. Results
+                of none, bf16 and fp16 without residuals are not checked.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must keep of it, the same on all ranks; empty for nothing."""
+        """State for a checkpoint, the same on all ranks; empty if there is none."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what ``state_dict`` returned. Raises ConfigError for another's state."""
+        """Restores what ``state_dict`` returned. Raises ConfigError for a state of another
+        policy."""
 
 
 class FixedCodec:
-    """One codec for all steps, after a dense start.
+    """One codec for all steps after a warm-up.
 
     Args:
-        warmup_steps: in so many first steps a codec from int8 on waits, and bf16 stands in for it.
+        warmup_steps: number of first steps in which bf16 replaces int8 and harsher codecs.
     """
 
     def __init__(self, codec: Codec, warmup_steps: int = 0) -> None:
@@ -84,41 +85,41 @@ class FixedCodec:
 
     @property
     def name(self) -> str:
-        """The codec's."""
+        """Name of the codec."""
         return self._codec.name
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
-        """That one alone; what stands in for it is gentler."""
+        """The one codec; its substitute during the warm-up is gentler."""
         return (self._codec,)
 
     def codec(self, step: int) -> Codec:
-        """See CodecPolicy."""
+        """Returns bf16 during the warm-up of a quantising codec, else the codec."""
         waits = self._codec.quantises and step < self._warmup_steps
         return CODECS["bf16"] if waits else self._codec
 
     def begin(self, step: int, exchange: CommExchange) -> None:
-        """Nothing is to be agreed on."""
+        """Does nothing: no rank has anything to agree on."""
 
     def look(self, bucket: Bucket, loss_scale: float) -> None:
-        """Nothing depends on it."""
+        """Does nothing: the codec does not depend on gradients."""
 
     def note(self, report: StepReport, finite: bool) -> None:
-        """Nothing depends on it."""
+        """Does nothing: the codec does not depend on measurements."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the setting is the caller's."""
+        """Returns nothing: the setting is the caller's."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes no notice: a run may go on with another policy than it began with."""
+        """Ignores the state: a run may continue with another policy than it began with."""
 
 
 def policy_of(
     compression: str | CodecPolicy | None, warmup_steps: int, model: torch.nn.Module | None
 ) -> CodecPolicy:
-    """What ``HookState(compression, warmup_steps=..., model=...)`` stands for. Raises ConfigError
-    for a codec that the hook does not take, and for what is no policy."""
+    """Returns the policy that ``HookState(compression, warmup_steps=..., model=...)`` names. Raises
+    ConfigError for a codec that the hook does not take, and for an object that is no policy."""
     if compression == "auto":
         return Auto(model, warmup_steps=warmup_steps)
     if compression is None or isinstance(compression, (str, torch.dtype)):
@@ -128,5 +129,5 @@ def policy_of(
 
 
 def needs_feedback(policy: CodecPolicy) -> bool:
-    """Whether a codec that it may choose needs error feedback."""
+    """Returns whether a codec that the policy may choose needs error feedback."""
     return any(codec.needs_feedback for codec in policy.codecs)

@@ -1,8 +1,8 @@
-"""What torch's debug variables ask for before each collective.
+"""Checks before each collective that torch's debug variables turn on.
 
-TORCH_DISTRIBUTED_DEBUG=DETAIL    all ranks compare what they call. The core compares collective,
-                                  op, dtype and number of elements with every frame in any case;
-                                  here shapes are compared too, before anything is changed.
+TORCH_DISTRIBUTED_DEBUG=DETAIL    all ranks compare their calls. The core always compares
+                                  collective, op, dtype and number of elements with every frame;
+                                  here shapes are compared, too, before anything is changed.
 TORCH_DIST_NAN_CHECK=1            a rank does not send a tensor with a NaN.
 """
 
@@ -20,24 +20,25 @@ from ..communicator import Communicator
 from ..errors import MismatchError, TensorError, naming
 
 _BYTES = 400
-#: Where all ranks' tensors have one shape.
+#: Collectives in which all ranks' tensors have the same shape.
 _ALIKE = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "barrier")
 _PAIRWISE = ("send", "recv", "recvAnySource")
 
 
 def is_on() -> bool:
-    """Whether the user asked for it."""
+    """Returns whether TORCH_DISTRIBUTED_DEBUG is DETAIL."""
     torch_says: Any = dist
     return bool(torch_says.get_debug_level() == torch_says.DebugLevel.DETAIL)
 
 
 def checks_nan() -> bool:
-    """Whether the user asked for the check of NaNs."""
+    """Returns whether TORCH_DIST_NAN_CHECK is 1."""
     return os.environ.get("TORCH_DIST_NAN_CHECK") == "1"
 
 
 def require_no_nan(name: str, sources: Iterable[View]) -> None:
-    """Raises TensorError (a RuntimeError) if what a collective is about to send has a NaN."""
+    """Raises TensorError (a RuntimeError) if a tensor that a collective is about to send has a
+    NaN."""
     for tensor in [source.owner for source in sources]:
         if tensor.is_floating_point() and tensor.isnan().any():
             raise TensorError(

@@ -1,12 +1,11 @@
-"""What the ranks tell each other beside the gradients: a row of numbers of each to one that
-decides, and its text to all.
+"""Control messages: each rank sends a row of measurements to rank 0, which broadcasts its decision.
 
     CommExchange    over the communicator of all ranks
     GridExchange    where hosts have several ranks: the first of each host speaks for it
 
 Invariants: each is a collective of all ranks, submitted by all before the same step. Gathering and
-spreading are asynchronous, and small; who asks for what came waits, as long as the communicator
-does at most, and gets its error.
+spreading are asynchronous, and small; the function they return waits for the result, at most the
+communicator's timeout, and raises its error.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ _PROBES = 4
 
 
 class CommExchange:
-    """See adaptive.agreement.Exchange.
+    """Implements adaptive.agreement.Exchange over one communicator.
 
     Attributes:
-        decides: this is the rank whose texts are spread.
-        is_alone: there is nobody to agree with.
+        decides: whether this rank decides, and ``spread`` sends its text.
+        is_alone: whether it is the only rank.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -41,7 +40,7 @@ class CommExchange:
         self.is_alone = comm.world_size == 1
 
     def gather(self, row: Sequence[float]) -> Later[list[list[float]]]:
-        """See Exchange."""
+        """Starts to gather each rank's row of numbers; all ranks get all rows."""
         work = self._comm.allgather(np.array(row, np.float64), async_op=True)
 
         def rows() -> list[list[float]]:
@@ -51,16 +50,16 @@ class CommExchange:
         return rows
 
     def spread(self, text: str) -> Later[str]:
-        """See Exchange."""
+        """Starts to send the deciding rank's text to all."""
         return _spread(self._comm, text)
 
     def shared(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The state of the rank that decides, of tensors, strings and numbers, on all. Collective,
-        and waited for."""
+        """Returns the deciding rank's state, of tensors, strings and numbers, on all ranks. A
+        collective that waits."""
         return _unpacked(_shared(self._comm, _packed(state)))
 
     def latency_s(self) -> float:
-        """What the smallest all-reduce takes. Collective, and waited for."""
+        """Measures the seconds of the smallest all-reduce. A collective that waits."""
         taken = []
         for _ in range(_PROBES):
             began = time.perf_counter()
@@ -69,12 +68,13 @@ class CommExchange:
         return min(taken)
 
     def cpu_s(self) -> float:
-        """Processor time of this process's engine so far."""
+        """Returns the processor time of this process's engine so far, in seconds."""
         return self._comm.stats()["engine_cpu_s"]
 
 
 class GridExchange(CommExchange):
-    """The ranks of place 0 exchange among hosts, and tell their rows."""
+    """Exchanges among the ranks of place 0 of each host; they pass texts and states to their
+    rows."""
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid.column)
@@ -83,18 +83,19 @@ class GridExchange(CommExchange):
         self.decides = self.decides and self._speaks
 
     def gather(self, row: Sequence[float]) -> Later[list[list[float]]]:
-        """Of the ranks of place 0."""
+        """Starts to gather the rows of the ranks of place 0; other ranks get their own row only."""
         return super().gather(row) if self._speaks else lambda: [list(row)]
 
     def shared(self, state: dict[str, Any]) -> dict[str, Any]:
-        """See CommExchange."""
+        """Returns the deciding rank's state on all ranks, by way of the ranks of place 0."""
         packed = _packed(state)
         if self._speaks:
             packed = _shared(self._comm, packed)
         return _unpacked(_shared(self._row, packed))
 
     def spread(self, text: str) -> Later[str]:
-        """See Exchange."""
+        """Starts to send the deciding rank's text to the ranks of place 0; they pass it to their
+        rows when the text is asked for."""
         told = super().spread(text) if self._speaks else lambda: ""
         return lambda: _spread(self._row, told())()
 
@@ -104,7 +105,7 @@ def _spread(comm: Communicator, text: str) -> Later[str]:
     if comm.rank == 0:
         encoded = text.encode("ascii")
         buffer[: len(encoded)] = np.frombuffer(encoded, np.uint8)
-    # Zeros come from the others. Unlike a broadcast's, its frames say what call they are part of.
+    # Other ranks send zeros. Frames of an all-reduce name their call; those of a broadcast do not.
     work = comm.allreduce(buffer, "max", async_op=True)
 
     def told() -> str:
@@ -126,7 +127,7 @@ def _unpacked(packed: bytes) -> dict[str, Any]:
 
 
 def _shared(comm: Communicator, packed: bytes) -> bytes:
-    """Rank 0's bytes on all."""
-    size = comm.allgather(np.array([len(packed)]))[0]  # which tells others what it is part of
+    """Returns rank 0's bytes on all ranks."""
+    size = comm.allgather(np.array([len(packed)]))[0]  # its frames name the call
     own = packed if comm.rank == 0 else bytes(int(size[0]))
     return bytes(comm.broadcast(np.frombuffer(own, np.uint8).copy()))

@@ -1,12 +1,12 @@
-"""What frameworks need that wrap the model, and step the optimizer, out of the caller's sight.
+"""Support for frameworks that wrap the model and step the optimizer out of the caller's sight.
 
     attach                  the hook, or an optimizer of ours, for a model that is in DDP already
     LightningCallback       OuterStep for Lightning's Trainer       lightning.OuterStepCallback
     TransformersCallback    OuterStep for transformers' Trainer     transformers.OuterStepCallback
 
-A callback has the framework's own class as a base, and takes its other methods from there. So the
-callbacks here are without one, and lightning.py and transformers.py put the two together: who
-imports these modules has the framework, and nobody else needs it.
+A callback needs the framework's own class as a base, which has its other methods. The callbacks
+here lack that base; lightning.py and transformers.py add it. Only a process that has the framework
+imports those two modules.
 
 Invariants: nothing of a framework is imported here. A DDP whose model OuterStep or an optimizer of
 ours exchanges sends no gradients any more.
@@ -51,22 +51,22 @@ def attach(
     compression: Compression | Literal["auto"] | CodecPolicy | None = None,
     **settings: Unpack[HookSettings],
 ) -> HookState | ExchangingOptimizer[Any, Any]:
-    """Has the ranks' training of a model go by ringcomm. Call it on all ranks, once the framework
-    has wrapped the model and before the first step.
+    """Makes ringcomm carry the gradients of a model. Call it on all ranks after the framework has
+    wrapped the model and before the first step.
 
     Args:
-        model: as it is, or in DDP, whose module is then found by its parameters.
+        model: the model or its DDP, which is found by the model's parameters.
         optimizer: one of ringcomm.torch.optim or ringcomm.torch.sparse, or a framework's wrapper
             of it: DDP's own exchange is stopped for good, as the optimizer has its own. Any other
             optimizer, or None: DDP gets ringcomm's hook.
-        compression, settings: of HookState.
+        compression, settings: arguments of HookState.
 
     Returns:
-        The state of the hook; or that optimizer of ringcomm's.
+        The state of the hook; or ringcomm's optimizer, if ``optimizer`` is or wraps one.
 
-    Raises ConfigError for what is no model; where no DDP has the model, or its DDP has a hook
-    already; for a setting that HookState does not have; and for any beside an optimizer that has
-    its own.
+    Raises ConfigError if ``model`` is no module; where no DDP has the model, or its DDP has a hook
+    already; for a setting that HookState does not have; and for any setting beside an optimizer of
+    ringcomm's, which has its own.
     """
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"model={model!r}: give the torch.nn.Module that is trained")
@@ -98,7 +98,7 @@ def attach(
 
 
 class _Callback:
-    """What the callbacks have in common: an OuterStep from the start of training to its end."""
+    """Base of the callbacks: holds an OuterStep from the start of training to its end."""
 
     def __init__(self, settings: OuterSettings) -> None:
         require_settings(**settings)
@@ -111,13 +111,14 @@ class _Callback:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         scaler: Any,
     ) -> OuterStep:
-        """Makes the OuterStep, not attached, of a model whose DDP then sends nothing."""
+        """Makes the OuterStep of a model, not attached, and stops the exchange of the model's
+        DDP."""
         stop_exchange(_wrappers(model))
         self.outer = OuterStep(model, optimizer, scaler=scaler, **self._settings)
         return self.outer
 
     def _end(self) -> None:
-        """A last round, so that all ranks end with the same weights. A collective."""
+        """Runs a last round, so that all ranks end with the same weights. A collective."""
         if self.outer is not None:
             self.outer.flush()
             self.outer.detach()
@@ -131,10 +132,10 @@ class LightningCallback(_Callback):
                           callbacks=[ringcomm.torch.lightning.OuterStepCallback(every=30)])
 
     The strategy starts the ranks and shares out the data; its DDP exchanges no gradients.
-    Validation, and the weights of checkpoints, those of weights only included, are the anchor's.
+    Validation uses the anchor's weights, and checkpoints, with weights only or more, keep them.
 
     Args:
-        settings: those of OuterStep, but for model, optimizer and scaler.
+        settings: arguments of OuterStep other than model, optimizer and scaler.
 
     Attributes:
         outer: the OuterStep, while training.
@@ -150,7 +151,7 @@ class LightningCallback(_Callback):
         self._own_hook: Any = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begins. A collective."""
+        """Makes and attaches the OuterStep. A collective."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         outer = self._make(pl_module, list(trainer.optimizers), scaler)
         if self._saved:
@@ -163,19 +164,19 @@ class LightningCallback(_Callback):
         )
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """On the anchor."""
+        """Puts the anchor's weights into the model."""
         if self.outer is not None:
             self._anchor = contextlib.ExitStack()
             self._anchor.enter_context(self.outer.anchor())
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Back on this rank's own weights."""
+        """Puts this rank's own weights back."""
         if self._anchor is not None:
             self._anchor.close()
             self._anchor = None
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """The anchor's weights are what is kept."""
+        """Saves the anchor's weights."""
         if self.outer is not None and self._anchor is None:
             with self.outer.anchor():
                 weights = trainer.strategy.lightning_module_state_dict()
@@ -184,24 +185,24 @@ class LightningCallback(_Callback):
     def _on_save_weights(
         self, trainer: Any, pl_module: Any, own_hook: Any, checkpoint: dict[str, Any]
     ) -> None:
-        """In place of the module's own hook, which it calls."""
+        """Replaces the module's own hook, and calls it."""
         if "callbacks" not in checkpoint:
             self.on_save_checkpoint(trainer, pl_module, checkpoint)
         own_hook(checkpoint)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """A last round, so that all ranks end with the same weights. A collective."""
+        """Runs a last round, so that all ranks end with the same weights. A collective."""
         if self.outer is not None:
             self._saved = self.outer.gather_state_dict()
             self._end()
             pl_module.on_save_checkpoint = self._own_hook
 
     def state_dict(self) -> dict[str, Any]:
-        """OuterStep's. A collective, as Lightning's checkpoints are."""
+        """Returns OuterStep's state. A collective, as Lightning's checkpoints are."""
         return self._saved if self.outer is None else self.outer.gather_state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from there when training starts."""
+        """Keeps the state until training starts, which restores it."""
         self._saved = dict(state_dict)
 
 
@@ -211,14 +212,14 @@ class TransformersCallback(_Callback):
         torch.distributed.init_process_group("ringcomm")
         trainer = Trainer(..., callbacks=[ringcomm.torch.transformers.OuterStepCallback(every=30)])
 
-    The Trainer's DDP exchanges no gradients then. Before each evaluation and each checkpoint all
-    ranks come to the same weights, by a round.
+    The Trainer's DDP exchanges no gradients then. Before each evaluation and each checkpoint a
+    round brings all ranks to the same weights.
 
     Args:
-        resume_from: the folder that ``Trainer.train(resume_from_checkpoint=...)`` resumes from, of
-            which no callback is told; None: ``output_dir``'s of the step that it resumes at.
+        resume_from: the folder that ``Trainer.train(resume_from_checkpoint=...)`` resumes from,
+            which it tells no callback; None: the folder of that step in ``output_dir``.
         scaler: the torch.amp.GradScaler, if there is one.
-        settings: the others of OuterStep, but for model and optimizer.
+        settings: other arguments of OuterStep, but for model and optimizer.
 
     Attributes:
         outer: the OuterStep, while training.
@@ -240,8 +241,8 @@ class TransformersCallback(_Callback):
         self._scaler = scaler
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """Begins; from a checkpoint where the Trainer does, with a warning if that has no state of
-        OuterStep's. A collective."""
+        """Makes and attaches the OuterStep. If the Trainer resumes from a checkpoint, restores its
+        state from there, or warns if the checkpoint has none. A collective."""
         outer = self._make(known["model"], known["optimizer"], self._scaler)
         if state.global_step:
             self._resume((self._resume_from or _folder(args, state)) / _FILE, outer)
@@ -259,15 +260,15 @@ class TransformersCallback(_Callback):
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """A round where an evaluation or a checkpoint follows. A collective then."""
+        """Runs a round if an evaluation or a checkpoint follows. A collective then."""
         if self.outer is not None and (control.should_evaluate or control.should_save):
             self.outer.flush()
 
     on_epoch_end = on_step_end
 
     def on_save(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """Beside the Trainer's own files, with a warning where these are in a folder that no
-        callback is told of, as in a search of hyperparameters. A collective."""
+        """Saves OuterStep's state beside the Trainer's files. Warns if these are in a folder that
+        no callback is told of, as in a search of hyperparameters. A collective."""
         if self.outer is None:
             return
         kept = self.outer.gather_state_dict()
@@ -284,10 +285,10 @@ class TransformersCallback(_Callback):
             )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """A last round, so that all ranks end with the same weights. A collective."""
+        """Runs a last round, so that all ranks end with the same weights. A collective."""
         self._end()
 
 
 def _folder(args: Any, state: Any) -> Path:
-    """Of the Trainer's checkpoint at this step."""
+    """Returns the folder of the Trainer's checkpoint at this step."""
     return Path(args.output_dir) / f"checkpoint-{state.global_step}"

@@ -4,9 +4,9 @@
     host a      0    1      row     ranks of one host, in a torch process group of their own
     host b      2    3      column  ranks of equal place, one on each host
 
-Rows watch over a step. What goes wrong for one rank reaches its column, as that communicator fails,
-and its row, as this rank's share of the watch fails; each of these tells its own row and column. So
-all ranks know at once, also those that wait in a process group that would not have told them.
+Rows watch over a step. A failure of one rank reaches its column, as that communicator fails, and
+its row, as this rank's watch messages fail; each rank that learns of it fails its own row and
+column. So all ranks know at once, also those that wait in a process group that reports no failure.
 
 Invariants: every rank is in one row and one column; all rows are equally long.
 """
@@ -24,7 +24,7 @@ from ..communicator import Communicator
 from ..errors import ConfigError, RingcommError, naming
 from ..work import Work
 
-_WATCH = 1  # the tag of what says that a rank is through with a step
+_WATCH = 1  # tag of the message that a rank has finished a step
 
 
 class Grid:
@@ -35,12 +35,12 @@ class Grid:
         local_group: the process group of this host's ranks.
 
     Attributes:
-        row, column: communicators of their own.
+        row, column: communicators of this rank's row and column.
         places: length of a row.
         place: this rank's place in its row.
         group: ``local_group``.
 
-    Raises ConfigError, on all ranks alike, if the local groups are no such grid.
+    Raises ConfigError, on all ranks alike, if the local groups do not form such a grid.
     """
 
     @naming("HierarchicalState()")
@@ -59,8 +59,8 @@ class Grid:
         self._others = [place for place in range(self.places) if place != self.place]
 
     def watch(self, on_failure: Callable[[RingcommError], None]) -> None:
-        """Calls back, from ringcomm's callback thread, if another rank of the row fails before it
-        is through with this step."""
+        """Calls ``on_failure``, from ringcomm's callback thread, if another rank of the row fails
+        before it has finished this step."""
 
         def look(work: Work) -> None:
             error = work.exception()
@@ -75,7 +75,7 @@ class Grid:
                 on_failure(self.named(self.row, error))
 
     def pass_on(self) -> None:
-        """Tells the row that this rank is through with the step."""
+        """Tells the row that this rank has finished the step."""
         for place in self._others:
             self.row.send(np.zeros(1, np.uint8), place, tag=_WATCH, async_op=True)
 
@@ -87,7 +87,7 @@ class Grid:
                 comm.abort(reason)
 
     def named(self, comm: Communicator, error: RingcommError) -> RingcommError:
-        """The error of row or column with the ranks' numbers in the job."""
+        """Returns an error of row or column with the ranks' numbers in the job."""
         names = self._names[id(comm)]
         if error.rank is None or not 0 <= error.rank < len(names):
             return error
@@ -104,7 +104,7 @@ class Grid:
         )
 
     def close(self) -> None:
-        """Leaves both."""
+        """Closes both communicators."""
         self.row.close()
         self.column.close()
 
@@ -122,7 +122,8 @@ def _split(comm: Communicator, color: int, key: int) -> Communicator:
 
 
 def _require_grid(rows: Any) -> None:
-    """Of every rank the first rank, its own place and the size of its local group."""
+    """Raises ConfigError if the local groups form no grid. A row has a rank's first group member,
+    its own place and the size of its local group."""
     fix = (
         "give each rank the process group of its host's ranks, as "
         "dist.new_subgroups(ranks_per_host)[0] makes them"

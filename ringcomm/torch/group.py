@@ -1,7 +1,8 @@
 """Backend "ringcomm" of torch.distributed: a process group whose collectives are ringcomm's.
 
 torch calls one method per collective, with lists of tensors and an options object, and gets a
-Work: reducing.py, moving.py and messaging.py have them. Here are a group's names, and its end.
+Work: reducing.py, moving.py and messaging.py define them. This file has a group's names, and its
+end.
 
 Invariants: every method of torch's interface exists under both of its names, where releases differ.
 The group closes its communicator when torch shuts it down, or when it is no longer referenced.
@@ -32,18 +33,18 @@ from .works import seconds_of
 _Base: Any = dist.ProcessGroup
 _C10D: Any = torch._C._distributed_c10d
 _ASKS_BACKENDS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
-_GRACE = 0.5  # seconds for what may never be over: a message that its peer does not take
+_GRACE = 0.5  # seconds to wait for a message, which is never over if its peer does not take it
 
 
 class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
     """A process group, as ``dist.init_process_group("ringcomm")`` and ``new_group`` make it.
 
     Attributes:
-        comm: its ringcomm.Communicator, for what torch has no name for (``stats()``, ``rails``).
+        comm: its ringcomm.Communicator, with methods that torch lacks (``stats()``, ``rails``).
         options: its Options.
     """
 
-    # What torch's Python asks of a group's backend, by the names of all releases.
+    # Flags that torch's Python reads from a group's backend, by the names of all releases.
     supports_splitting = True
     supports_abort_hooks = supports_coalescing = supports_reconfigure = supports_shrinking = False
     supports_time_estimate = _supports_time_estimate = supports_window = False
@@ -64,8 +65,8 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
             self._register_stand_in()
 
     def _register_stand_in(self) -> None:
-        """Registers a Backend that carries nothing, for what torch's C++ asks each group's backend
-        (its name, what it supports), as the flight recorder of 2.15 does for every new group."""
+        """Registers a Backend that carries nothing: torch's C++ asks each group's backend for its
+        name and abilities, as the flight recorder of 2.15 does for every new group."""
         stand_in = _stand_in_class()(self.comm.rank, self.comm.world_size)
         kind = _Base.BackendType.CUSTOM
         self._set_default_backend(kind)
@@ -74,29 +75,29 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
 
     @property
     def options(self) -> Options:
-        """As it was made with."""
+        """Options that the group was made with."""
         return self._options
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's)
-        """ "ringcomm"."""
+        """Name of the backend."""
         return "ringcomm"
 
     name = getBackendName
 
     def getGroupName(self) -> str:  # noqa: N802
-        """As torch gave it."""
+        """Name that torch gave the group."""
         return self._name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Called by torch."""
+        """Sets the name; called by torch."""
         self._name = name
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """As torch gave it."""
+        """Description that torch gave the group."""
         return self._desc
 
     def setGroupDesc(self, desc: str) -> None:  # noqa: N802
-        """Called by torch."""
+        """Sets the description; called by torch."""
         self._desc = desc
 
     group_name = property(getGroupName)
@@ -105,22 +106,22 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
     _set_group_desc = setGroupDesc
 
     def rank(self) -> int:
-        """This rank's number in the group."""
+        """Number of this rank in the group."""
         return self.comm.rank
 
     def size(self) -> int:
-        """The number of ranks."""
+        """Number of ranks."""
         return self.comm.world_size
 
     getRank = rank  # noqa: N815
     getSize = size  # noqa: N815
 
     def supports_tensor_alloc(self, _device: Any = None) -> bool:
-        """Whether the group has memory of its own for tensors to communicate: it has none."""
+        """Returns whether the group allocates memory for tensors to communicate: it does not."""
         return False
 
     def get_group_store(self) -> Any:
-        """The store that the group was made with."""
+        """Store that the group was made with."""
         return self._store
 
     @property
@@ -132,13 +133,13 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         return self
 
     def _set_sequence_number_for_group(self) -> None:
-        """The core numbers its collectives from 0."""
+        """Does nothing: the core numbers its collectives from 0."""
 
     def eager_connect_single_device(self, _device: Any = None) -> None:
-        """All ranks are connected when a group is made."""
+        """Does nothing: all ranks are connected when a group is made."""
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
-        """For the collectives that are called from here on."""
+        """Sets the timeout of collectives called from here on."""
         seconds = seconds_of(timeout)
         if seconds is None:
             raise ValueError(f"timeout={timeout}: give one above 0")
@@ -155,7 +156,8 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         group_desc: str | None = None,
         **_: Any,
     ) -> RingcommGroup | None:
-        """A group of these ranks of this one; None on ranks that are not among them."""
+        """Makes a group of some ranks of this one. Returns None on ranks that are not among
+        them."""
         if self.comm.rank not in new_ranks:
             return None
         name = group_name or f"{self._name}/{','.join(map(str, new_ranks))}"
@@ -182,7 +184,7 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
     _shutdown = shutdown
 
     def abort(self) -> None:
-        """Fails all collectives here and on the other ranks, and leaves."""
+        """Fails all collectives here and on the other ranks, and leaves the group."""
         with contextlib.suppress(RingcommError):  # closed before
             self.comm.abort("abort() of its process group was called")
         self.comm.close()
@@ -194,7 +196,7 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
 
 @functools.cache
 def _stand_in_class() -> Any:
-    """The class of the Backend that RingcommGroup registers with torch's C++."""
+    """Makes the class of the Backend that RingcommGroup registers with torch's C++."""
 
     class StandIn(_C10D.Backend):  # type: ignore[misc]
         @property
@@ -204,8 +206,8 @@ def _stand_in_class() -> Any:
         def getBackendName(self) -> str:  # noqa: N802 (torch's)
             return "ringcomm"
 
-    # C++ answers for each property that a subclass does not define by asking the subclass again:
-    # without end.
+    # C++ looks up each property that a subclass does not define in the subclass again: an endless
+    # recursion.
     for name in dir(_C10D.Backend):
         if "supports_" in name and isinstance(getattr(_C10D.Backend, name), property):
             setattr(StandIn, name, False)
@@ -213,12 +215,12 @@ def _stand_in_class() -> Any:
 
 
 def world_comm() -> Communicator | None:
-    """The communicator of the default process group, if its backend is "ringcomm"."""
+    """Returns the communicator of the default process group, if its backend is "ringcomm"."""
     group = dist.group.WORLD
     return group.comm if isinstance(group, RingcommGroup) else None
 
 
 def default_comm() -> Communicator:
-    """The communicator of the default process group if its backend is "ringcomm", else ringcomm's
-    default one. Raises NotInitializedError where there is neither."""
+    """Returns the communicator of the default process group if its backend is "ringcomm", else
+    ringcomm's default one. Raises NotInitializedError where there is neither."""
     return world_comm() or default_communicator()

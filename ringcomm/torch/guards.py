@@ -1,4 +1,4 @@
-"""What watches over mistakes that training makes without any error: a warning, or a refusal.
+"""Guards against mistakes that training makes without any error: a warning, or a refusal.
 
     Silence     optimizers step, and nothing is exchanged              SilenceWarning
     Unsuited    few-bit or late gradients under such as Adam           ConfigError, or a warning
@@ -6,40 +6,38 @@
     Same data   two ranks train on the same first batch                IdenticalDataWarning
 
 **Silence.** A hook that was never registered, or a framework that leaves DistributedDataParallel
-out, trains as many models as there are ranks. So what is meant to carry gradients is watched from
-the moment that it is made. If it has carried nothing when optimizers have made SILENT_STEPS steps,
-it is warned of, once:
+out, trains as many models as there are ranks. So each object that is meant to carry gradients is
+watched from its construction on. If it has carried nothing when optimizers have made SILENT_STEPS
+steps, there is one warning:
 
     HookState with a model     steps of optimizers that have one of its parameters; its buckets
     HookState without one      steps of any; buckets of any hook of the process
     OuterStep                  steps of optimizers that have one of its parameters; its iterations
     default process group      steps of any; works of any communicator of the process, but for those
-                               before the first step, which are of its set-up. Not where there is a
-                               DDP or FSDP module, which may well use another group; nor where one
-                               of the above counts steps, and so tells what is amiss by itself
+                               before the first step, which set training up. No warning if there is
+                               a DDP or FSDP module, which may use another group; nor if one of the
+                               above counts steps, and so warns by itself
 
-An optimizer's step follows communication also where gradients are accumulated, and what only
-infers steps no optimizer.
+Optimizer steps are counted as each follows communication, even where gradients are accumulated, and
+a process that only infers steps no optimizer.
 
-**Unsuited.** Adam divides each gradient by the root of its own mean square. Of signs times a scale
-it learns that all gradients of a block are equally large, so what it is made for is gone, and runs
+**Unsuited.** Adam divides each gradient by the root of its own mean square. From signs times a
+scale it learns that all gradients of a block are equally large: it loses its advantage, and runs
 diverge where the same bits under SGD with momentum do well. RMSprop, Adagrad and others divide
-alike. 1-bit Adam works around it by freezing the mean squares after a dense start; its classes are
-named accordingly and are let pass. The hook sees gradients, never the optimizer; so it looks at the
-first step of each one that has a parameter whose gradient the hook has seen.
+alike. 1-bit Adam avoids this by freezing the mean squares after a dense start; its classes are
+recognised by their names and pass. The hook sees gradients, never the optimizer; so a watch
+examines each optimizer with a parameter whose gradient the hook has seen, when it steps.
 
 **Others.** A DDP over the ranks that an OuterStep or an optimizer of ours exchanges with would send
-everything once more. One over the ranks of a host, with OuterStep across hosts, is what both are
-for.
+everything once more. A DDP over the ranks of a host, with OuterStep across hosts, is the intended
+combination.
 
 **Same data.** Local steps on the same data make the same weights: the exchange then averages equal
-things, and more ranks are of no use. Loaders without a sampler for each rank do just that. So a
-digest of each rank's first batch travels with its first header; no bit of the batch leaves the rank
-but that.
+weights, and more ranks are of no use. Loaders without a sampler for each rank cause this. So each
+rank's first header carries a digest of its first batch; nothing else of the batch leaves the rank.
 
-Invariants: nothing that is watched is kept alive, and where nothing is watched, steps are not
-followed. What is refused is refused before anything has been stepped or sent, on all ranks alike,
-as all see the same.
+Invariants: a watch keeps no object alive, and without a watch, steps are not followed. A refusal
+comes before anything has been stepped or sent, on all ranks alike, as all see the same.
 """
 
 from __future__ import annotations
@@ -76,14 +74,14 @@ class SilenceWarning(UserWarning):
 
 
 class _Watch:
-    """Of one thing that ought to carry something.
+    """Counts optimizer steps for one owner, and warns if the owner carries nothing in the meantime.
 
     Args:
-        owner: the thing.
-        carried: how much it has carried so far.
-        text: what to say of it; None: nothing after all.
-        before: how much it had carried when it began; None: find out at the first step.
-        ids: of the parameters whose optimizers count, by id(); None: all count.
+        owner: the object that ought to carry gradients.
+        carried: returns how much it has carried so far.
+        text: returns the warning; None: no warning after all.
+        before: how much it had carried when training began; None: found out at the first step.
+        ids: returns id() of the parameters whose optimizers count; None: all optimizers count.
     """
 
     def __init__(
@@ -101,16 +99,16 @@ class _Watch:
         self.is_over = False
 
     def is_of(self, owner: object) -> bool:
-        """Whether that is its thing."""
+        """Returns whether the watch is of this owner."""
         return self._owner() is owner
 
     @property
     def has_begun(self) -> bool:
-        """It has counted steps, and its thing is still there."""
+        """Whether it has counted steps, and its owner is alive."""
         return self._steps > 0 and self._owner() is not None
 
     def look(self, optimizer: Any) -> str | None:
-        """After a step: what to say, if anything; and whether it is over."""
+        """Counts a step. Returns the warning, if it is due, and sets ``is_over``."""
         owner = self._owner()
         if owner is None:
             self.is_over = True
@@ -127,7 +125,7 @@ class _Watch:
 
 
 class _Watches:
-    """All of the process."""
+    """All watches of the process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -140,11 +138,11 @@ class _Watches:
             self._all.append(watch)
 
     def forget(self, owner: object) -> None:
-        """Watches a thing no more."""
+        """Ends the watch of an owner."""
         self._end(lambda watch: watch.is_of(owner))
 
     def any_but(self, owner: object) -> bool:
-        """Whether another thing's watch has begun."""
+        """Returns whether another owner's watch has begun."""
         return any(watch.has_begun and not watch.is_of(owner) for watch in self._all)
 
     def _end(self, is_over: Callable[[_Watch], bool]) -> None:
@@ -156,7 +154,7 @@ class _Watches:
     def _look(self, optimizer: Any) -> None:
         for watch in list(self._all):
             text = watch.look(optimizer)
-            if text is not None:  # told of the line behind torch's and steps.py's
+            if text is not None:  # reported at the caller's line, above torch's and steps.py's
                 warnings.warn(text, SilenceWarning, stacklevel=4)
         if any(watch.is_over for watch in self._all):
             self._end(lambda watch: watch.is_over)
@@ -184,7 +182,7 @@ def watch_group(group: RingcommGroup) -> None:
 
 
 def hooks_of_process() -> list[HookState]:
-    """All hooks' states that there are."""
+    """Returns the states of all hooks in the process."""
     return list(_hooks)
 
 
@@ -194,13 +192,13 @@ def watch_steps(
     text: Callable[[Any], str | None],
     ids: Callable[[Any], Container[int]],
 ) -> None:
-    """Watches anything else that ought to follow the steps of optimizers.
+    """Watches any other object that ought to follow the steps of optimizers.
 
     Args:
-        owner: the thing.
-        carried: how much it has carried since it was made.
-        text: what to say where that does not change.
-        ids: of the parameters whose optimizers count, by id().
+        owner: the object.
+        carried: returns how much it has carried since it was made.
+        text: returns the warning if that does not change.
+        ids: returns id() of the parameters whose optimizers count.
     """
     _watches.add(_Watch(owner, carried, text, carried(owner), ids))
 
@@ -247,11 +245,11 @@ _DIVIDING = (*_ADAM, "rmsprop", "adagrad", "adadelta", "adafactor", "lamb")
 
 @dataclasses.dataclass(frozen=True)
 class Unsuited:
-    """Gradients that do not suit some optimizers.
+    """A rule that gradients of some kind do not suit some optimizers.
 
     Attributes:
-        text: what to say, with {name} for that of the optimizer's class.
-        kinds: words that the names of the optimizers' classes have, in lower case.
+        text: the message, with {name} for the name of the optimizer's class.
+        kinds: words, in lower case, in the names of those optimizers' classes.
         refused: whether it is an error; else a warning.
     """
 
@@ -260,12 +258,14 @@ class Unsuited:
     refused: bool = False
 
     def suits(self, kind: type) -> bool:
-        """Whether a class of optimizers is none of these, neither by ancestry nor by name."""
+        """Returns whether the rule has nothing against a class of optimizers, by its or its
+        ancestors' names."""
         return is_named(kind, _LET_PASS) or not is_named(kind, self.kinds)
 
 
 def is_named(kind: type, words: Iterable[str]) -> bool:
-    """Whether one of the words, in lower case, is in the name of the class or of an ancestor."""
+    """Returns whether one of the words, in lower case, is in the name of the class or of an
+    ancestor."""
     names = [base.__name__.lower() for base in kind.__mro__]
     return any(word in name for name in names for word in words)
 
@@ -287,10 +287,10 @@ STALE = Unsuited(
 
 
 class AdamWatch:
-    """Refuses optimizers that something does not suit, in each of their steps, or warns, once.
+    """Refuses unsuited optimizers in each of their steps, or warns once.
 
     Args:
-        unsuited: what does not suit whom.
+        unsuited: the rule.
     """
 
     def __init__(self, unsuited: Unsuited) -> None:
@@ -300,12 +300,13 @@ class AdamWatch:
         before_steps.add(self._look)
 
     def see(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Watches these as well, unless it is over."""
+        """Watches the optimizers of these parameters as well, unless it has warned."""
         if not self._is_over:
             self._ids.update(map(id, parameters))
 
     def _look(self, optimizer: Any) -> None:
-        """Raises ConfigError if it is refused, through ``optimizer.step()``."""
+        """Checks an optimizer that is about to step. Raises ConfigError, through
+        ``optimizer.step()``, if the rule refuses it."""
         if not has_any(optimizer, self._ids):
             return
         if self.unsuited.suits(type(optimizer)):
@@ -318,7 +319,7 @@ class AdamWatch:
         if self.unsuited.refused:
             raise ConfigError(text)
         self._end()
-        warnings.warn(text, stacklevel=4)  # told of the line behind torch's and steps.py's
+        warnings.warn(text, stacklevel=4)  # reported at the caller's line, above torch's
 
     def _end(self) -> None:
         self._is_over = True
@@ -343,7 +344,7 @@ def require_apart(ids: Container[int], places: Sequence[int]) -> None:
     communicator, and exchanges.
 
     Args:
-        ids: of the parameters, by id().
+        ids: id() of each parameter.
         places: the ranks that the communicator connects, by their numbers in torch.distributed's
             default group.
     """
@@ -361,10 +362,10 @@ def require_apart(ids: Container[int], places: Sequence[int]) -> None:
 
 
 def refuse_others(ids: Collection[int], name: str) -> None:
-    """Raises ConfigError where something else exchanges the gradients of these parameters.
+    """Raises ConfigError where a hook or a DDP exchanges the gradients of these parameters.
 
     Args:
-        ids: of the parameters, by id().
+        ids: id() of each parameter.
         name: the optimizer's class.
     """
     for state in hooks_of_process():
@@ -383,13 +384,13 @@ def refuse_others(ids: Collection[int], name: str) -> None:
 
 
 def _exchanging(ids: Container[int]) -> list[DistributedDataParallel]:
-    """The DDP modules that have one of these parameters, and exchange its gradient."""
+    """Returns the DDP modules that have one of these parameters, and exchange its gradient."""
     return [one for one in wrappers_of(ids) if one.require_backward_grad_sync]
 
 
 # ---- same data ----
 
-_MOST_ELEMENTS = 1 << 16  # of each tensor
+_MOST_ELEMENTS = 1 << 16  # of each tensor that a digest covers
 NOTHING = bytes(16)
 
 
@@ -398,11 +399,11 @@ class IdenticalDataWarning(UserWarning):
 
 
 class FirstBatch:
-    """The digest of the batch that a model is called with in training mode.
+    """Takes the digest of the batch that a model is called with in training mode.
 
     Attributes:
-        digest: 16 bytes, of the latest call before ``stop``; zeros as long as there was none, or
-            none with a tensor.
+        digest: 16 bytes, of the latest call before ``stop``; zeros if there was none, or none with
+            a tensor.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -414,14 +415,15 @@ class FirstBatch:
             self.digest = digest_of((args, kwargs))
 
     def stop(self) -> None:
-        """Looks no more. Not from within a forward."""
+        """Stops watching the model. Must not be called within a forward."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
 
 
 def digest_of(batch: Any) -> bytes:
-    """Of the tensors in nested lists, tuples and dictionaries; zeros where there are none."""
+    """Returns the digest of the tensors in nested lists, tuples and dictionaries; zeros if there
+    are none."""
     digest, is_empty = hashlib.blake2b(digest_size=16), True
     for tensor in tensors_in(batch):
         is_empty = False
@@ -432,7 +434,7 @@ def digest_of(batch: Any) -> bytes:
 
 
 def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
-    """The dense tensors in nested lists, tuples and dictionaries."""
+    """Yields the dense tensors in nested lists, tuples and dictionaries."""
     if isinstance(batch, torch.Tensor):
         if batch.layout == torch.strided:
             yield batch

@@ -1,12 +1,12 @@
-"""The hook where a host has several ranks: inside it by a torch process group, across by ringcomm.
+"""The hook for hosts with several ranks: a torch process group in a host, ringcomm between hosts.
 
-With L ranks on each host, NCCL adds up what they have and leaves each with an L-th of the bucket;
-ringcomm averages that among the ranks of equal place, so that a host's gradients cross once; NCCL
-brings the shares together again (trips.py).
+With L ranks on each host, NCCL sums their gradients and leaves each rank an L-th of the bucket;
+ringcomm averages this share among the ranks of equal place, so that a host's gradients cross once;
+NCCL gathers the shares again (trips.py).
 
-Invariants: what a rank keeps of a parameter is its share's residuals, under the parameter's name; a
-checkpoint has them joined. A step that fails on one rank fails on all (grid.py), whatever they wait
-for.
+Invariants: a rank keeps the residuals of its own share of a parameter, under the parameter's name;
+a checkpoint has them joined. A step that fails on one rank fails on all (grid.py), wherever they
+wait.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .trips import Courier, Trip
 
 
 class HierarchicalTransport:
-    """See Transport.
+    """Transport by way of a grid of ranks.
 
     Args:
         grid: the ranks' rows and columns; None: of a copy, which cannot carry anything.
@@ -55,7 +55,6 @@ class HierarchicalTransport:
         self._courier = Courier()
 
     def bind(self, account: Account, residuals: NamedFeedback) -> None:
-        """See Transport."""
         self.account, self.residuals = account, residuals
 
     @property
@@ -67,16 +66,16 @@ class HierarchicalTransport:
 
     @property
     def comm(self) -> Communicator:
-        """That of the ranks of equal place, one on each host."""
+        """Communicator of the ranks of equal place, one on each host."""
         return self.grid.column
 
     @property
     def exchange(self) -> CommExchange:
-        """See Transport."""
+        """Control messages by way of the grid."""
         return GridExchange(self.grid)
 
     def close(self) -> None:
-        """Leaves the communicators of the grid, if there is one."""
+        """Closes the communicators of the grid, if there is one."""
         if self._grid is not None:
             self._courier.end()
             self._grid.close()
@@ -84,28 +83,29 @@ class HierarchicalTransport:
     # ---- a step ----
 
     def begin(self) -> None:
-        """This rank's row watches over the step."""
+        """Makes this rank's row watch over the step."""
         self.grid.watch(self.fail)
 
     def launch(self, bucket: Bucket, codec: Codec) -> GradientFuture:
-        """See Transport."""
+        """Starts a bucket's trip. Raises RingcommError, and any error of the local group, which
+        fails the step on all ranks."""
         try:
             trip = Trip(self, bucket, codec)
         except RingcommError:
             raise
-        except Exception as error:  # of the local group
+        except Exception as error:  # raised by the local group
             self.fail(RingcommError(f"the local group failed: {error}"))
             raise
         with self._lock:
             self._trips.append(trip)
-        if self.error is not None:  # it failed meanwhile, and has not seen this one
+        if self.error is not None:  # fail() came before the trip was in the list
             trip.end()
         self._courier.take(trip)
         future: GradientFuture = trip.future
         return future
 
     def forget(self, trip: Trip) -> None:
-        """A trip is over."""
+        """Removes a trip that is over."""
         with self._lock:
             if trip in self._trips:
                 self._trips.remove(trip)
@@ -124,21 +124,21 @@ class HierarchicalTransport:
             trip.end()
 
     def failed_within(self, seconds: float) -> bool:
-        """Waits that long for a failure; whether there is one."""
+        """Waits for a failure, at most that long. Returns whether there is one."""
         return self._failed.wait(seconds)
 
     # ---- residuals ----
 
     def kept_of(self, parameter: torch.Tensor) -> int:
-        """Those of this rank's share."""
+        """Returns the number of the parameter's elements in this rank's share."""
         return -(-parameter.numel() // self.grid.places)
 
     def joined(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """See Transport."""
+        """Joins the residuals of the row's shares."""
         return Shares(self.grid, self.residuals.count_of).joined(saved)
 
     def divided(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See Transport."""
+        """Cuts this rank's share out of joined residuals."""
         return Shares(self.grid, self.residuals.count_of).divided(saved)
 
 
@@ -153,8 +153,8 @@ class HierarchicalState(HookState):
     ``close()`` leaves.
 
     Args:
-        compression, model, feedback, threshold, warmup_steps, scaler, force, pace: as of
-            HookState. What crosses between hosts is compressed; inside a host gradients are summed
+        compression, model, feedback, threshold, warmup_steps, scaler, force, pace: as in
+            HookState. Transfers between hosts are compressed; inside a host gradients are summed
             in their dtype.
         comm: the communicator of all ranks; None: that of the default process group if its backend
             is "ringcomm", else ringcomm's default one.
@@ -162,7 +162,7 @@ class HierarchicalState(HookState):
             and all-gather for the gradients' device. All hosts have equally many ranks. Nothing
             else should use it during backward.
 
-    ``gather_state_dict`` is of the form that HookState has, so a checkpoint fits either, and any
+    ``gather_state_dict`` has the form of HookState's, so a checkpoint fits either class, and any
     number of hosts and ranks.
 
     Attributes:
@@ -213,7 +213,7 @@ class HierarchicalState(HookState):
         return self.transport.grid
 
     def close(self) -> None:
-        """Leaves the communicators that it made. The other ranks must be through with their steps,
+        """Closes the communicators that it made. The other ranks must have finished their steps,
         too."""
         self.transport.close()
 

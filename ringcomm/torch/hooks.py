@@ -1,26 +1,25 @@
-"""The DDP communication hook: gradient buckets reduced by ringcomm while backward goes on.
+"""The DDP communication hook: ringcomm reduces gradient buckets while backward runs.
 
-DDP calls the hook for a bucket as soon as its gradients are there. The hook submits an average
+DDP calls the hook for a bucket as soon as its gradients are computed. The hook submits an average
 over all ranks and returns a Future, which a thread of ringcomm completes; DDP waits for the Futures
 at the end of backward. So every bucket but the last ones travels while backward computes. On a GPU
 the optimizer is launched while the last results are still being copied there.
 
-The state is put together of parts, each of which knows nothing of the others' kinds:
+The state consists of parts that know only each other's interfaces:
 
-    codec policy    in which codec a step travels          codec_policy.py
+    codec policy    the codec of each step                 codec_policy.py
     pace            which step's mean a backward gets      pace.py
     transport       the way to the other ranks and back    transport.py, hierarchy.py
-    residuals       what codecs have left, by name         named_feedback.py
-    account         what was measured                      account.py
+    residuals       codec errors to add later, by name     named_feedback.py
+    account         bytes and times                        account.py
 
-A bucket travels whole, save with error feedback or a codec of few bits. Then each large parameter
-of it travels by itself, with its own residuals, and what is left, vectors and small tensors, goes
-together at bf16 (buckets.py): that is next to nothing in bytes, and norms and biases bear the least
-rounding.
+A bucket travels whole, except with error feedback or a codec of few bits. Then each large parameter
+of it travels by itself, with its own residuals, and all vectors and small tensors go together at
+bf16 (buckets.py): they are few bytes, and norms and biases tolerate the least rounding.
 
 Invariants: DDP does not divide when a hook is set, so the result is the mean, made once. A bucket's
-memory is DDP's own and is reduced in place. All ranks submit the same works in the same order, as
-that follows from the bucket, the settings and the number of the step.
+memory is DDP's own and is reduced in place. All ranks submit the same works in the same order,
+which follows from the bucket, the settings and the number of the step.
 """
 
 # No "from __future__ import annotations": DDP compares the hook's annotation with the class itself.
@@ -48,12 +47,12 @@ from .stale import Stale1
 from .tensors import require_dense
 from .transport import FlatTransport, GradientFuture, Transport, failed_future
 
-#: Arguments that there are no more; see ``names_arguments``.
+#: Removed arguments and their replacements; see ``names_arguments``.
 REMOVED = {"policy": "has been removed: give the CodecPolicy as compression="}
 
 
 class HookSettings(TypedDict, total=False):
-    """Arguments of HookState that others pass on as they are."""
+    """Arguments of HookState that other functions pass on unchanged."""
 
     comm: Communicator | None
     feedback: FeedbackStore | bool | None
@@ -66,45 +65,45 @@ class HookSettings(TypedDict, total=False):
 
 
 class HookState:
-    """What the hook needs to know and to remember, and what it has measured.
+    """Settings, residuals and measurements of the gradient hook.
 
     Args:
         compression: how float32 and float64 gradients travel: None or "none", "bf16", "fp16",
             "int8", "fp8", "int4" or "onebit". From int8 on, parameters of one dimension and those
-            below ``threshold`` travel at bf16. Gradients of 16-bit models travel as they are.
-            "auto": what suits the link and the model, of none, bf16 and int8, chosen anew as they
-            change. A CodecPolicy, such as Auto(model, allow=["int4"]): what it says for each step.
+            below ``threshold`` travel at bf16. Gradients of 16-bit models are not compressed.
+            "auto": none, bf16 or int8, chosen by measurements of link and model, and anew as they
+            change. A CodecPolicy, such as Auto(model, allow=["int4"]): it chooses for each step.
         comm: the communicator; None: at the time of the first bucket, that of the default process
             group if its backend is "ringcomm", else ringcomm's default one.
-        model: the model that is trained, in DDP or not. Its parameters' names are what residuals
-            are kept by, so error feedback needs it.
+        model: the model that is trained, in DDP or not. Error feedback needs it, as residuals are
+            kept by its parameters' names.
         feedback: None: error feedback where the codec needs it (int4, onebit). True: with
-            int8 and fp8, too. A FeedbackStore: that one. False: none.
+            int8 and fp8, too. A FeedbackStore: residuals are kept in it. False: none.
         threshold: bytes of a gradient below which it is small.
-        warmup_steps: in that many first steps codecs from int8 on wait, and gradients travel at
-            bf16: in the beginning they change fast, and what is kept of them is soon stale. (A
-            CodecPolicy has a number of its own.)
-        scaler: a torch.amp.GradScaler, or what has its ``get_scale()``: the factor that is in the
-            gradients. It is read when a backward brings its first bucket, so that what is left of
-            earlier steps follows it.
+        warmup_steps: number of first steps in which bf16 replaces int8 and harsher codecs: in the
+            beginning gradients change fast, and residuals are soon stale. (A CodecPolicy has a
+            number of its own.)
+        scaler: a torch.amp.GradScaler, or an object with its ``get_scale()``: the factor that is in
+            the gradients. It is read when a backward brings its first bucket, and residuals of
+            earlier steps are scaled to it.
         force: take onebit under an optimizer that divides by its own mean square, as Adam and
-            RMSprop do, and do not warn of staleness under Adam. Else the first
+            RMSprop do, and do not warn of staleness under Adam. Without it the first
             ``optimizer.step()`` raises ConfigError for onebit, before anything is stepped.
-        pace: "every": each step has its own mean, and waits for it. "stale1", or Stale1(...): it
-            has the mean of the step before, and a transfer may take a whole step; needs ``model``,
+        pace: "every": each step gets its own mean, and waits for it. "stale1", or Stale1(...): it
+            gets the mean of the step before, and a transfer may take a whole step; needs ``model``,
             a codec of 4 bits or more, and a DDP without find_unused_parameters. The first 100
-            steps are as with "every"; Stale1(dense_steps=...) says how many. See ``flush``.
-        transport: the way of buckets to the other ranks; None: by ``comm``, from each to all.
+            steps, or Stale1(dense_steps=...), are as with "every". See ``flush``.
+        transport: the way of buckets to the other ranks; None: all-reduces by ``comm``.
 
-    A step with a gradient that is not finite leaves all residuals as they were, for GradScaler
-    drops it. (Save those that none, bf16 or fp16 had just delivered.)
+    A step with a gradient that is not finite leaves all residuals as they were, as GradScaler
+    skips the step. (Except residuals that none, bf16 or fp16 have just delivered.)
 
-    With find_unused_parameters=True, DDP drops what arrives for a parameter that no rank has used
-    in a step, and so what was left of it; pace="stale1" refuses it.
+    With find_unused_parameters=True, DDP drops the mean of a parameter that no rank has used in a
+    step, and with it the residual in that mean; pace="stale1" refuses the setting.
 
     Attributes:
-        account: what it has measured.
-        residuals: what codecs have left, and whether the latest step was finite.
+        account: bytes and times.
+        residuals: residuals by parameter, and whether the latest step was finite.
         steps: backwards whose gradients have all been submitted; a checkpoint keeps it.
         error: the first failure of a collective, None so far. DDP turns exceptions of Futures
             into RuntimeError; this one keeps its class.
@@ -172,8 +171,8 @@ class HookState:
 
     @property
     def compression(self) -> str:
-        """The codec's name, or the policy's. Where codecs change from step to step, residuals stay
-        for the next one, and one of none, bf16 and fp16 delivers them."""
+        """Name of the codec or the policy. When a policy changes the codec, residuals are kept for
+        the next one; none, bf16 and fp16 deliver them."""
         return self._policy.name
 
     @compression.setter
@@ -185,12 +184,12 @@ class HookState:
 
     @property
     def feedback(self) -> FeedbackStore:
-        """The FeedbackStore in use, by names of the model's parameters."""
+        """Residuals by names of the model's parameters."""
         return self.residuals.store
 
     @property
     def loss_scale(self) -> float:
-        """The factor that is in the gradients, as ``scaler`` has told; 1.0 without one."""
+        """Factor that is in the gradients, as last read from ``scaler``; 1.0 without one."""
         return self.feedback.loss_scale
 
     @loss_scale.setter
@@ -201,7 +200,8 @@ class HookState:
         )
 
     def _follow_scaler(self) -> None:
-        """What is left of earlier steps gets the scale of the gradients to come."""
+        """Reads the loss scale of the coming gradients, and scales residuals of earlier steps to
+        it."""
         if self.scaler is None:
             return
         scale = self.scaler.get_scale()
@@ -211,35 +211,36 @@ class HookState:
 
     @property
     def parameter_ids(self) -> Collection[int]:
-        """The model's parameters, by id(); empty without a model."""
+        """id() of each parameter of the model; empty without a model."""
         return self.residuals.parameter_ids
 
     def name_parameters(self, model: torch.nn.Module) -> None:
-        """Takes the parameters' names from the model, in DDP or not. Where the state was unpickled,
-        it has none. Raises ConfigError for what is no model."""
+        """Takes the parameters' names from the model, in DDP or not; an unpickled state has no
+        names. Raises ConfigError for an object that is no model."""
         require_able("model", model)
         self.residuals.name_parameters(model)
         self._pace.take_model(model)
 
     def feedback_of(self, parameter: torch.Tensor) -> ErrorFeedback | Literal[False]:
-        """The parameter's ErrorFeedback; False where none is kept. Raises ConfigError for a
+        """Returns the parameter's ErrorFeedback; False if none is kept. Raises ConfigError for a
         parameter that is not the model's."""
         return self.residuals.feedback_of(parameter)
 
     @without_exact
     def state_dict(self) -> dict[str, Any]:
-        """What this rank must keep: the residuals and gradients in flight, by parameter, what the
-        policy has learnt, and the steps where any of these depends on them. Empty where there is
-        nothing of it. Nothing is sent.
+        """State of this rank for a checkpoint: residuals and gradients in flight, by parameter, the
+        policy's state, and the number of steps if any of these depends on it. Empty if there is
+        nothing to keep. Nothing is sent.
 
-        Each rank saves its own, in a file of its own, and in a world of the same size goes on from
-        it to the bit."""
+        Each rank saves its own, in a file of its own, and in a world of the same size continues
+        from it to the bit.
+        """
         return self._state(own=True)
 
     def gather_state_dict(self) -> dict[str, Any]:
-        """The state for a world of any size, the same on all ranks: training goes on from it along
-        the same curve, though not to the bit. A collective; see
-        ``FeedbackStore.gather_state_dict``, and for what it raises."""
+        """State for a world of any size, the same on all ranks: training continues from it along
+        the same curve, though not to the bit. A collective; it raises what
+        ``FeedbackStore.gather_state_dict`` raises."""
         with naming(f"gather_state_dict() of {type(self).__name__}"):
             return self._state(own=False)
 
@@ -259,19 +260,19 @@ class HookState:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Goes on from what ``state_dict`` or ``gather_state_dict`` returned; an empty one starts
-        from zero. Nothing is sent; each rank loads its own, or all load the same. The model must
-        have got its weights before. A codec that leaves nothing delivers what was left. Parameters
-        that are not in it, as they are trained since, start from zero.
+        """Restores what ``state_dict`` or ``gather_state_dict`` returned; an empty state changes
+        nothing. Nothing is sent; each rank loads its own, or all load the same. Load the model's
+        weights first. A codec without residuals delivers those in the state. Parameters that are
+        not in it, trained only since, start from zero.
 
         Args:
-            strict: False: leaves out what is of no parameter that is trained, or is small, here.
+            strict: False: ignores residuals of parameters that are not trained, or small, here.
 
         Raises:
-            ConfigError: it is of another model or threshold, or a rank saved it for itself in a
-                world of another size; or this state can keep no residuals: it has feedback=False,
-                or no model. (If another rank of as many saved it for itself, residuals start from
-                zero, with a warning.)
+            ConfigError: the state is of another model or threshold, or ``state_dict`` of a world of
+                another size; or this hook can keep no residuals, with feedback=False or no model.
+                (With ``state_dict`` of another rank of as many, residuals start from zero, with a
+                warning.)
         """
         if not state:
             return
@@ -297,28 +298,28 @@ class HookState:
         self.steps = steps
 
     def flush(self) -> bool:
-        """Hands out what a step of staleness holds back: waits for the gradient in flight, puts its
-        mean into ``parameter.grad`` in place of what is there, and says whether there was one.
+        """Applies the late gradient of pace="stale1": waits for the gradient in flight and writes
+        its mean over ``parameter.grad``. Returns whether there was one.
 
             if state.flush():               # all ranks, right after optimizer.step()
                 optimizer.step()
 
-        At the end of training, so that no gradient is lost, and before an evaluation or a
-        checkpoint of the model that is to have all of them. The next backward has nothing to hand
-        out, and its optimizer step gets zeros. A state needs no flush: it has what is in flight.
-        Raises the error of a transfer that failed."""
+        Call it at the end of training, so that no gradient is lost, and before an evaluation or a
+        checkpoint of the model that needs all of them. The optimizer step of the next backward gets
+        zeros. ``state_dict`` needs no flush: it has the gradients in flight. Raises the error of a
+        transfer that failed."""
         self._follow_scaler()
         return self._pace.flush()
 
     # ---- a step ----
 
     def launch(self, bucket: GradBucket) -> GradientFuture:
-        """Takes a bucket that DDP brings: see ``allreduce_hook``."""
+        """Takes a bucket from DDP, and returns the Future for ``allreduce_hook``."""
         gradients = Bucket.of(bucket)
         self._begin_step()
         if self._watch is not None:
             self._watch.see(parameter for parameter, _, _ in gradients.spans)
-        if self.error is not None:  # of an earlier bucket: DDP must see the step's end all the same
+        if self.error is not None:  # an earlier bucket failed, but DDP must see the step's end
             future = failed_future(gradients, self.account, self.error)
         else:
             codec = self._codec_of(gradients.buffer)
@@ -336,7 +337,7 @@ class HookState:
         return future
 
     def _begin_step(self) -> None:
-        """Before the first bucket of a step: what is due once in it."""
+        """Does what is due once in a step, before its first bucket."""
         if self._running:
             return
         self._pace.settle(self.steps)
@@ -351,7 +352,7 @@ class HookState:
         comm = self.comm
         try:
             self._require_alike(comm)
-        except RingcommError as error:  # which this step's Futures raise
+        except RingcommError as error:  # raised by this step's Futures
             self.transport.error = error
             return
         try:
@@ -364,8 +365,8 @@ class HookState:
         self._watch_adam()
 
     def _require_alike(self, comm: Communicator) -> None:
-        """Once in the life of the state. A collective; raises MismatchError on all ranks where
-        settings differ."""
+        """Compares the settings of all ranks, once in the life of the state. A collective; raises
+        MismatchError on all ranks where settings differ."""
         if self._is_compared:
             return
         self._is_compared = True
@@ -383,7 +384,8 @@ class HookState:
                 require_alike(comm, about)
 
     def _watch_adam(self) -> None:
-        """Where the codec, now or after a warm-up, or the pace does not suit every optimizer."""
+        """Starts a watch if the codec, now or after a warm-up, or the pace does not suit every
+        optimizer."""
         codecs = self._policy.name, self._policy.codec(self.steps).name
         unsuited = ONEBIT if "onebit" in codecs else self._pace.under_adam
         is_watched = self._watch is not None and self._watch.unsuited is unsuited
@@ -391,14 +393,14 @@ class HookState:
             self._watch = AdamWatch(unsuited)
 
     def _codec_of(self, gradients: torch.Tensor) -> Codec:
-        """What a bucket travels in."""
+        """Returns the codec of a bucket: the step's, or none for dtypes that no codec takes."""
         known = gradients.dtype in COMPRESSIBLE
         return self._policy.codec(self.steps) if known else CODECS["none"]
 
     # ---- what it measures ----
 
     def reset(self) -> None:
-        """Starts a new report; the coming step counts from here on."""
+        """Starts a new report; the coming step counts from now on."""
         self.account.reset()
 
     def report(self) -> HookReport:
@@ -445,8 +447,7 @@ class HookState:
         self.restore(state, FlatTransport(None))
 
     def restore(self, state: dict[str, Any], transport: Transport) -> None:
-        """Makes a copy, as of a checkpoint, out of what was pickled: it has neither a model nor
-        residuals."""
+        """Makes this a copy from a pickled state, without model or residuals."""
         HookState.__init__(
             self,
             state["policy"],
@@ -456,7 +457,7 @@ class HookState:
             warmup_steps=state["warmup_steps"],
             transport=transport,
         )
-        guards.forget(self)  # a copy need carry nothing
+        guards.forget(self)  # a copy may never be used
         self.steps = state["steps"]
         self._pace_setting = state["pace"]
         self._pace = pace_of(self._pace_setting, transport, self.account, self.residuals)
@@ -464,7 +465,7 @@ class HookState:
 
 
 def _steps_of(state: object) -> int:
-    """Of a state of a HookState. Raises ConfigError for anything else."""
+    """Returns the number of steps in a HookState's state. Raises ConfigError for anything else."""
     if not isinstance(state, Mapping) or not set(state) <= {"steps", "feedback", "policy", "pace"}:
         raise ConfigError(
             "this is no state of a HookState: it has other keys than 'steps', "
@@ -501,8 +502,8 @@ def allreduce_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future
     """Averages a gradient bucket over all ranks of ``state.comm``.
 
     Register with ``ddp.register_comm_hook(HookState(...), allreduce_hook)``. A failure raises at
-    the end of backward: for want of a way through DDP as a RuntimeError with its text.
-    ``state.error`` is the error itself, which every later backward raises.
+    the end of backward, where DDP makes it a RuntimeError with the error's text; ``state.error`` is
+    the error itself, which every later backward raises.
 
     Raises ConfigError for another state than a HookState, and TensorError for gradients that are
     sparse, or on another device than their parameters, in backward and on every rank.

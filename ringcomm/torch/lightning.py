@@ -1,4 +1,4 @@
-"""The callback of Lightning's Trainer: frameworks.py has what it does, and Lightning its base."""
+"""The callback of Lightning's Trainer: frameworks.py does its work, Lightning has its base."""
 
 from __future__ import annotations
 

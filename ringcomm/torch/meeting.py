@@ -1,8 +1,8 @@
 """``init_method="ringcomm://"``: torch's store under launchers that torch does not know.
 
-torch's own env:// wants RANK, WORLD_SIZE and MASTER_*, which mpirun and srun do not set. Here the
-ranks are told apart, and rank 0 is found, as by ringcomm.init: see bootstrap/launch.py. And where
-env://, which is torch's default, fails under such a launcher, the error names this scheme.
+torch's own env:// needs RANK, WORLD_SIZE and MASTER_*, which mpirun and srun do not set. This
+scheme finds the rank's number, and rank 0, as ringcomm.init does (bootstrap/launch.py). Where
+env://, torch's default, fails under such a launcher, the error names this scheme.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _PATIENCE = datetime.timedelta(minutes=5)
 
 
 def register() -> None:
-    """Makes the scheme known to torch. Harmless the second time."""
+    """Registers the scheme with torch, once."""
     if SCHEME not in _rendezvous_handlers:
         register_rendezvous_handler(SCHEME, _meet)  # type: ignore[no-untyped-call]
         _rendezvous_handlers["env"] = _naming_scheme(_rendezvous_handlers["env"])
 
 
 def _naming_scheme(handler: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """torch's handler of env://, whose error says what to give under a launcher that it does not
-    know."""
+    """Wraps torch's handler of env://: its error names this scheme under a launcher that torch does
+    not know."""
 
     def meet(url: str, *args: Any, **settings: Any) -> Iterator[Any]:
         try:
@@ -60,9 +60,9 @@ def _other_launcher() -> str | None:
 
 
 def _meet(url: str, timeout: Any = _PATIENCE, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """What torch calls: one store, this rank and the number of ranks.
+    """Handles the scheme for torch: yields one store, this rank and the number of ranks.
 
-    Raises ConfigError where no launcher says who is who.
+    Raises ConfigError where no launcher gives the rank's number.
     """
     me = identify()
     store = dist.TCPStore(  # type: ignore[attr-defined]

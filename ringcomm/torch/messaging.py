@@ -14,22 +14,22 @@ from .works import RingWork, together
 
 
 class Messaging(Submitter):
-    """Point to point with tags, and what all ranks wait for."""
+    """Point-to-point messages with tags, and barriers."""
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> RingWork:
-        """To a rank of this group, for a receive of the same tag."""
+        """Sends to a rank of this group, for a receive of the same tag."""
         src = moved(one(tensors, "send"), writable=False)
         call = Call(lib.RC_SEND, src, None, src.count, root=self._peer(dst), tag=check_tag(tag))
         return self._start("send", [call], list(tensors))
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> RingWork:
-        """What a rank of this group sends with this tag."""
+        """Receives what a rank of this group sends with this tag."""
         dst = moved(one(tensors, "recv"), writable=True, reads=False)
         call = Call(lib.RC_RECV, None, dst, dst.count, root=self._peer(src), tag=check_tag(tag))
         return self._start("recv", [call], list(tensors))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> RingWork:
-        """The next that any rank sends with this tag; the Work knows which."""
+        """Receives the next message of any rank with this tag; the Work names the rank."""
         dst = moved(one(tensors, "recv"), writable=True, reads=False)
         call = Call(lib.RC_RECV, None, dst, dst.count, root=None, tag=check_tag(tag))
         return self._start("recvAnySource", [call], list(tensors))
@@ -49,7 +49,7 @@ class Messaging(Submitter):
         return together(works)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> RingWork:
-        """Is over when every rank has called it, and this rank's earlier collectives are over."""
+        """Completes when every rank has called it, and this rank's earlier collectives are over."""
         earlier = [work for work in self.comm.works_in_flight() if not work.is_message]
         undelivered = list(self._undelivered)
 
@@ -61,8 +61,8 @@ class Messaging(Submitter):
         return self._start("barrier", [call], [], opts, deliver if undelivered else None, earlier)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """A barrier whose error names the ranks that have not called it: on rank 0 all of them,
-        whether wait_all_ranks is given or not. (``dist.monitored_barrier`` is for gloo only: call
+        """Waits for all ranks; its error names the ranks that have not called it: on rank 0 all of
+        them, with wait_all_ranks or without. (``dist.monitored_barrier`` is for gloo only: call
         this method of the group.)"""
         rank, seconds = self.comm.rank, timeout.total_seconds() if timeout is not None else None
         if seconds is not None and seconds <= 0:

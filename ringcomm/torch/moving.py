@@ -1,8 +1,8 @@
 """The collectives of a process group that move elements and change none.
 
-Lists of tensors that lie in memory one after the other, as the parts of a larger one do, are taken
-as they are; others are copied. An exchange of unequal pieces is a send and a receive for each pair
-of ranks, with a tag that users cannot have.
+Lists of tensors that are contiguous in memory, as the parts of a larger one are, are used in place;
+others are copied. An exchange of unequal pieces is a send and a receive for each pair of ranks,
+with a tag that users cannot give.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Moving(Submitter):
     """Broadcast, all-gather, gather, scatter and all-to-all, each in all of torch's forms."""
 
     def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> RingWork:
-        """From the root, in place."""
+        """Broadcasts the root's tensor, in place."""
         tensor = one(tensors, "broadcast")
         root = root_of(opts)
         here = self.comm.rank == root
@@ -33,7 +33,7 @@ class Moving(Submitter):
         )
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:
-        """Into a list of world_size tensors like the input."""
+        """Gathers into a list of world_size tensors like the input."""
         source = one(inputs, "all_gather")
         rows = outputs[0] if isinstance(outputs[0], (list, tuple)) else outputs
         self._require_world(rows, "all_gather")
@@ -49,7 +49,7 @@ class Moving(Submitter):
         opts: Any,
         root: int = 0,
     ) -> RingWork:
-        """Gathers into rows, directly where they lie one after the other."""
+        """Gathers into rows, in place if these are contiguous in memory."""
         src = moved(source, writable=False)
         flat = joined(rows)
         target = source.new_empty(len(rows) * source.numel()) if flat is None else flat
@@ -61,26 +61,26 @@ class Moving(Submitter):
         return self._start(name, [call], rows, opts, after)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:
-        """Several of these; outputs[rank][i] is what rank has as inputs[i]."""
+        """Gathers several tensors; outputs[rank][i] gets that rank's inputs[i]."""
         self._require_world(outputs, "all_gather_coalesced")
         columns = [list(column) for column in zip(*outputs, strict=True)]
         works = [self.allgather([o], [i], opts) for o, i in zip(columns, inputs, strict=True)]
         return together(works)
 
     def all_gather_single(self, output: Any, source: Any, opts: Any = None) -> RingWork:
-        """Into one tensor, world_size times as large as the input."""
+        """Gathers into one tensor, world_size times as large as the input."""
         self._require_whole("all_gather_into_tensor", output, source)
         src = moved(source, writable=False)
         call = Call(lib.RC_ALLGATHER, src, moved(output, writable=True, reads=False), src.count)
         return self._start("all_gather", [call], [output], opts)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:
-        """Several of these."""
+        """Gathers several tensors, each into one world_size times as large."""
         works = [self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
         return together(works)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> RingWork:
-        """Into a list of world_size tensors on the root; elsewhere outputs are empty."""
+        """Gathers into a list of world_size tensors on the root; elsewhere outputs are empty."""
         source = one(inputs, "gather")
         root = root_of(opts)
         if self.comm.rank != root:
@@ -94,8 +94,8 @@ class Moving(Submitter):
         return self._collect("gather", lib.RC_GATHER, list(rows), source, opts, root)
 
     def gather_single(self, output: Any, source: Any, opts: Any = None) -> RingWork:
-        """Into one tensor on the root, world_size times as large as the input; elsewhere the output
-        is not used."""
+        """Gathers into one tensor on the root, world_size times as large as the input; elsewhere
+        the output is not used."""
         root, src, dst = root_of(opts), moved(source, writable=False), None
         if self.comm.rank == root:
             self._require_whole("gather_single", output, source)
@@ -111,7 +111,7 @@ class Moving(Submitter):
             )
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> RingWork:
-        """From a list of world_size tensors on the root; elsewhere inputs are empty."""
+        """Scatters a list of world_size tensors of the root; elsewhere inputs are empty."""
         output = one(outputs, "scatter")
         root = root_of(opts)
         dst = moved(output, writable=True, reads=False)
@@ -133,7 +133,7 @@ class Moving(Submitter):
         input_splits: Any = (),
         opts: Any = None,
     ) -> RingWork:
-        """In equal parts where no rank gives sizes; else in rows of these sizes."""
+        """Exchanges equal parts if no rank gives sizes; else rows of these sizes."""
         n = self.comm.world_size
         if output.dtype != source.dtype:
             raise ValueError("all_to_all: the output and the input differ in dtype")
@@ -162,7 +162,7 @@ class Moving(Submitter):
         return self._start("all_to_all", calls, [output], opts, after)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:
-        """Lists of world_size tensors, of any sizes."""
+        """Exchanges lists of world_size tensors, of any sizes."""
         self._require_world(outputs, "all_to_all")
         self._require_world(inputs, "all_to_all")
         return self._start("all_to_all", self._pieces(outputs, inputs), list(outputs), opts)
@@ -170,8 +170,8 @@ class Moving(Submitter):
     def _pieces(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
     ) -> list[Call]:
-        """A send and a receive for every other rank, first those next to this one; the piece that
-        stays is copied now."""
+        """Makes a send and a receive for every other rank, nearest first, and copies this rank's
+        own piece."""
         n, rank = self.comm.world_size, self.comm.rank
         calls = []
         for distance in range(1, n):
@@ -192,7 +192,7 @@ class Moving(Submitter):
 
 
 def _split(tensor: torch.Tensor, sizes: Any, n: int, what: str) -> Tensors:
-    """The rows that go to, or come from, each rank."""
+    """Splits a tensor into the rows to or from each rank."""
     rows = tensor.shape[0] if tensor.dim() else 0
     if not sizes:
         if rows % n:

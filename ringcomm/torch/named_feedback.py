@@ -1,6 +1,6 @@
-"""What a hook's codec has not delivered yet, kept by the names of the model's parameters.
+"""Residuals of a hook's codec, kept by the names of the model's parameters.
 
-Invariants: what a parameter has left is kept under its name, never by bucket: DDP lays the buckets
+Invariants: a parameter's residual is kept under its name, never by bucket: DDP lays the buckets
 out anew after the first step. A step in which a result is not finite leaves all residuals as they
 were (``settle``), on all ranks alike, as all see the same results.
 """
@@ -26,14 +26,14 @@ class NamedFeedback:
 
     Args:
         feedback: as HookState's.
-        threshold: bytes of a gradient below which it is small, and has none.
-        kept_of: of how many of a parameter's elements this rank keeps residuals.
+        threshold: bytes of a gradient below which it is small, and has no residual.
+        kept_of: returns how many residual elements of a parameter this rank keeps.
 
     Attributes:
         store: the FeedbackStore in use.
-        wanted: whether residuals are kept; None: where the codec needs them, or there are any.
-        compression: the codec that they are for, as messages name it.
-        needed: it needs them.
+        wanted: whether residuals are kept; None: if the codec needs them, or the store has any.
+        compression: name of the codec, for messages.
+        needed: whether the codec needs them.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class NamedFeedback:
 
     @property
     def parameter_ids(self) -> Collection[int]:
-        """The model's parameters, by id(); empty without a model."""
+        """id() of each parameter of the model; empty without a model."""
         return self._names.keys()
 
     def name_parameters(self, model: torch.nn.Module) -> None:
@@ -68,22 +68,23 @@ class NamedFeedback:
             self.reserve()
 
     def named(self) -> dict[str, torch.Tensor]:
-        """The model's parameters by name; empty without a model."""
+        """Returns the model's parameters by name; empty without a model."""
         return {name: parameter for parameter, name in self._names.values()}
 
     def name_of(self, parameter: torch.Tensor) -> str:
-        """A parameter's name. Raises ConfigError for one that is not the model's."""
+        """Returns a parameter's name. Raises ConfigError for one that is not the model's."""
         if id(parameter) not in self._names:
             raise ConfigError("DDP brings a parameter that is not among those of HookState's model")
         return self._names[id(parameter)][1]
 
     def count_of(self, name: str) -> int | None:
-        """Elements of the parameter of that name; None where there is none."""
+        """Returns the number of elements of the parameter of that name; None for an unknown
+        name."""
         return next((p.numel() for p, known in self._names.values() if known == name), None)
 
     def serve(self, compression: str, needed: bool) -> None:
-        """Is for another codec from now on. Raises ConfigError, and is not, if residuals are to be
-        kept and there are no names for them."""
+        """Sets the codec. Raises ConfigError, and keeps the former one, if residuals are to be kept
+        and parameters have no names."""
         before = self.compression, self.needed
         self.compression, self.needed = compression, needed
         try:
@@ -113,13 +114,13 @@ class NamedFeedback:
 
     @property
     def can_keep(self) -> bool:
-        """Whether a state's residuals can be taken over."""
+        """Whether residuals of a state can be loaded."""
         return self.wanted is not False and bool(self._names)
 
     def load(self, state: Mapping[str, Any], comm: Communicator, strict: bool) -> None:
-        """Goes on from a store's state. What it lacks, as a layer that is trained since, starts
-        from zero. Raises ConfigError as the store does, and where strict for names that are unknown
-        here: what they have would be lost."""
+        """Restores a store's state. Parameters that it lacks, trained only since, start from zero.
+        Raises ConfigError as the store does, and if strict for names that are unknown here: their
+        residuals would be lost."""
         tensors = state.get("tensors")
         unknown = sorted(set(tensors) - set(self.store)) if isinstance(tensors, Mapping) else []
         if strict and unknown:
@@ -132,19 +133,19 @@ class NamedFeedback:
         self.store.load_state_dict(state, comm, strict=False)
 
     def reserve(self) -> None:
-        """An ErrorFeedback for each large parameter."""
+        """Makes an ErrorFeedback for each large parameter."""
         for parameter, name in self._names.values():
             if self.is_large(parameter):
                 self.store[name].require_size(self._kept_of(parameter))
 
     def is_large(self, parameter: torch.Tensor) -> bool:
-        """Whether it travels by itself; else it is left to bf16."""
+        """Returns whether the parameter travels by itself; others are packed and sent at bf16."""
         big = parameter.numel() * parameter.element_size() >= self._threshold
         trained = parameter.requires_grad and parameter.dtype in COMPRESSIBLE
         return trained and parameter.dim() > 1 and parameter.numel() > 0 and big
 
     def feedback_of(self, parameter: torch.Tensor) -> ErrorFeedback | Literal[False]:
-        """The parameter's ErrorFeedback; False where none is kept. Raises ConfigError for a
+        """Returns the parameter's ErrorFeedback; False if none is kept. Raises ConfigError for a
         parameter that is not the model's."""
         if not self.keeps:
             return False
@@ -154,16 +155,16 @@ class NamedFeedback:
     # ---- steps that are dropped ----
 
     def mark_used(self, feedbacks: Iterable[ErrorFeedback | Literal[False]]) -> None:
-        """A codec changes these in this step, in a way that can be taken back."""
+        """Notes residuals that a codec changes in this step, and that ``settle`` may restore."""
         self._used += [feedback for feedback in feedbacks if feedback is not False]
 
     def mark_poison(self, poison: Poison) -> None:
-        """Of a bucket, whether a result was not finite. From any thread."""
+        """Adds a bucket's flag of results that are not finite. From any thread."""
         self._poison.append(poison)
 
     def settle(self) -> bool:
-        """After a step, whose works are all over: whether its results were finite, as far as they
-        were looked at. If not, residuals become what they were before it."""
+        """Ends a step whose works are all over. Returns whether all checked results were finite; if
+        not, restores the residuals of before the step."""
         finite = not any(poison.is_there() for poison in self._poison)
         if not finite:
             for feedback in self._used:

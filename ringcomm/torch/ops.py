@@ -1,7 +1,7 @@
-"""torch's reduce ops as the core has them, and those that it has not.
+"""torch's reduce ops: how each runs in the core, or beside it.
 
-SUM AVG PRODUCT MIN MAX   the core's own; truth values are joined by "or" and "and"
-BAND BOR BXOR             all tensors are gathered, and joined on each rank: exact, and rare
+SUM AVG PRODUCT MIN MAX   the core's own; bool is reduced by "or" and "and"
+BAND BOR BXOR             all tensors are gathered, and reduced on each rank: exact, and rare
 PREMUL_SUM                the tensor is scaled before it is sent
 """
 
@@ -47,9 +47,9 @@ class Reduction:
     """How a tensor is reduced.
 
     Attributes:
-        op: the core's name of it; "" where ``join`` does it.
-        join: joins two ranks' tensors; None: the core does it.
-        factor: what tensors are multiplied by first; None: nothing.
+        op: the core's name of the op; "" if ``join`` reduces.
+        join: reduces two ranks' tensors to one; None: the core reduces.
+        factor: number that tensors are multiplied by first; None: no factor.
     """
 
     op: str
@@ -57,13 +57,13 @@ class Reduction:
     factor: Any = None
 
     def joined(self, rows: torch.Tensor) -> torch.Tensor:
-        """All ranks' tensors, stacked, as one."""
+        """Reduces all ranks' tensors, stacked, to one."""
         assert self.join is not None
         return functools.reduce(self.join, rows.unbind(0))
 
 
 def reduction(op: Any, tensor: torch.Tensor) -> Reduction:
-    """For a tensor of this dtype.
+    """Returns how an op reduces a tensor.
 
     Args:
         op: a ReduceOp, or one of its kinds.
@@ -87,7 +87,7 @@ def reduction(op: Any, tensor: torch.Tensor) -> Reduction:
 
 
 def as_reduced(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's memory in a dtype in which the core may reduce it."""
+    """Views the tensor's memory in a dtype in which the core may reduce it."""
     if tensor.dtype == torch.bool:
         return tensor.detach().view(torch.uint8)
     if tensor.is_complex():
@@ -96,12 +96,12 @@ def as_reduced(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def takes_compression(op: str, tensor: torch.Tensor) -> bool:
-    """Whether this may be made smaller for the wire."""
+    """Returns whether a codec may compress this reduction."""
     return op in _LOSSY_OPS and tensor.dtype in (torch.float32, torch.float64)
 
 
 def is_sum(op: Any) -> bool:
-    """Whether it is ReduceOp.SUM."""
+    """Returns whether the op is ReduceOp.SUM."""
     return bool(getattr(op, "op", op) == _Kind.SUM)
 
 

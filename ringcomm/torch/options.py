@@ -1,7 +1,8 @@
-"""Options of a process group: what ``init_process_group(pg_options=...)`` takes.
+"""Options of a process group, for ``init_process_group(pg_options=...)``.
 
-Invariants: checked when made; the environment counts where nothing is given (Config.from_env, and
-RINGCOMM_COMPRESSION). A group without options of its own has those of the default group.
+Invariants: checked when made; settings that are not given come from the environment
+(Config.from_env, and RINGCOMM_COMPRESSION). A group without options of its own has those of the
+default group.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .settings import takes
 
 
 class _ConfigFields(TypedDict, total=False):
-    """Those of Config, and ``timeout``, which is refused by name."""
+    """Fields of Config, and ``timeout``, which is refused by name."""
 
     interfaces: tuple[str, ...]
     lanes: int
@@ -45,9 +46,9 @@ class Options:
     Args:
         compression: how all-reduced float32 and float64 values travel where
             the op is sum or avg: None or "none", "bf16", "fp16", "int8" or "fp8". Default:
-            RINGCOMM_COMPRESSION. The same on all ranks. Everything else travels as it is.
-        settings: fields of ringcomm.Config, such as ``interfaces=("eth0", "eth1")``. What is not
-            given comes from the environment. The group's timeout is torch's, not a setting.
+            RINGCOMM_COMPRESSION. The same on all ranks. Other calls are not compressed.
+        settings: fields of ringcomm.Config, such as ``interfaces=("eth0", "eth1")``. Fields not
+            given come from the environment. The group's timeout is torch's, not a setting.
 
     Attributes:
         compression: None or the codec's name.

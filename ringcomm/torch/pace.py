@@ -1,10 +1,10 @@
-"""When the mean of a gradient is handed out: the seam, and the pace of synchronous training.
+"""Which step's mean a backward gets: the interface, and the pace of synchronous training.
 
-    EveryStep       the mean of this step, as soon as it is there          this module
+    EveryStep       the mean of this step, waited for                      this module
     OneStepStale    the mean of the step before                            stale.py
 
-Invariants: a pace takes each bucket to the transport once, in the order in which it comes. What it
-hands out is the same on all ranks.
+Invariants: a pace gives each bucket to the transport once, in the order of DDP's calls. The
+gradients that it returns are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -25,41 +25,42 @@ from .transport import GradientFuture, Transport
 
 
 class Pace(Protocol):
-    """What decides which mean a backward gets.
+    """Decides which step's mean a backward gets.
 
     Attributes:
-        under_adam: which optimizers it does not suit, and what to say then; None for nothing.
+        under_adam: a rule against optimizers that the pace does not suit; None: it suits all.
     """
 
     under_adam: Unsuited | None
 
     def take_model(self, model: torch.nn.Module) -> None:
-        """The model that is trained, in DDP or not; the residuals know its names already."""
+        """Takes the model that is trained, in DDP or not; the residuals know its names already."""
 
     def require(self, codecs: Sequence[Codec]) -> None:
-        """Raises ConfigError if one of these does not go with this pace, or a model is missing."""
+        """Raises ConfigError if one of the codecs cannot work with this pace, or a model is
+        missing."""
 
     def settle(self, step: int) -> None:
-        """Before the first bucket of a step: waits until the works of the step before are over,
-        well or not (``Transport.error``)."""
+        """Waits, before the first bucket of a step, until the works of the step before are over,
+        failed ones included (``Transport.error``)."""
 
     def launch(self, bucket: Bucket, codec: Codec) -> GradientFuture:
-        """Sends a bucket, in the thread of backward; a Future of its buffer, which then holds what
-        the optimizer is to have."""
+        """Sends a bucket, in the thread of backward. Returns a Future of its buffer, which then
+        holds the gradients for the optimizer."""
 
     def flush(self) -> bool:
-        """See ``HookState.flush``."""
+        """Applies a gradient in flight, as ``HookState.flush`` does."""
 
     def state_dict(self, own: bool) -> dict[str, Any]:
-        """What a checkpoint must keep of it, the same on all ranks; empty for nothing. ``own``:
-        with what is this rank's own, so that training goes on to the bit."""
+        """State for a checkpoint; empty if there is none. It is the same on all ranks, unless
+        ``own`` adds this rank's own part, with which training continues to the bit."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what ``state_dict`` returned."""
+        """Restores what ``state_dict`` returned."""
 
 
 class EveryStep:
-    """Each step has its own mean, and waits for it."""
+    """Gives each step its own mean."""
 
     under_adam: Unsuited | None = None
 
@@ -67,28 +68,27 @@ class EveryStep:
         self._transport = transport
 
     def take_model(self, model: torch.nn.Module) -> None:
-        """It needs none."""
+        """Does nothing: this pace needs no model."""
 
     def require(self, codecs: Sequence[Codec]) -> None:
-        """Goes with all."""
+        """Does nothing: this pace works with all codecs."""
 
     def settle(self, step: int) -> None:
-        """DDP has waited at the end of backward."""
+        """Does nothing: DDP has waited at the end of backward."""
 
     def launch(self, bucket: Bucket, codec: Codec) -> GradientFuture:
-        """See Pace."""
         return self._transport.launch(bucket, codec)
 
     def flush(self) -> bool:
-        """Nothing is in flight between two steps."""
+        """Returns False: nothing is in flight between two steps."""
         return False
 
     def state_dict(self, own: bool) -> dict[str, Any]:
-        """Nothing."""
+        """Returns nothing: no gradient is in flight."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ConfigError: a gradient that is in the state would be lost."""
+        """Raises ConfigError: a gradient in the state would be lost."""
         raise ConfigError(
             "the state holds gradients in flight of pace='stale1', and this hook is "
             "synchronous; call state.flush() before saving, or give HookState(..., "
@@ -99,7 +99,7 @@ class EveryStep:
 def pace_of(
     setting: object, transport: Transport, account: Account, residuals: NamedFeedback
 ) -> Pace:
-    """What ``HookState(pace=...)`` stands for. Raises ConfigError for anything else."""
+    """Returns the pace that ``HookState(pace=...)`` names. Raises ConfigError for anything else."""
     if setting == "every":
         return EveryStep(transport)
     if setting == "stale1":

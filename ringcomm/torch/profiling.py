@@ -1,12 +1,12 @@
-"""Ranges of torch.profiler: of a process group's collectives, and of the hook's buckets.
+"""Ranges of torch.profiler for a process group's collectives and for the hook's buckets.
 
     ringcomm:all_reduce                         from the call to the completion; every collective
     ringcomm:bucket 2 bf16, 1.20 MB             from the hook's call to the bucket's Future: it is
                                                 in flight, over ports or through shared memory
-    ringcomm:bucket 2 sent 0.60 MB over eth0    a moment behind backward, when it is known
+    ringcomm:bucket 2 sent 0.60 MB over eth0    an instant after backward, when it is known
       61 %, eth1 39 %
 
-Invariant: where nobody profiles nothing is recorded.
+Invariant: without a profiler nothing is recorded.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _profiler_enabled: Any = torch.autograd._profiler_enabled  # type: ignore[attr-d
 
 
 def is_on() -> bool:
-    """Whether somebody profiles."""
+    """Returns whether a profiler is recording."""
     return bool(_profiler_enabled())
 
 
 def recorded(name: str, submit: Callable[[], RingWork]) -> RingWork:
-    """Submits within a range of this name, which ends with the work."""
+    """Runs ``submit`` in a range of this name, which ends with the work."""
     with record_function(f"ringcomm:{name}") as record:
         work = submit()
         if not work.was_waited_for():
@@ -47,11 +47,11 @@ def bucket_range(
     rails: Callable[[], Sequence[str]],
     launch: Callable[[], _Future],
 ) -> _Future:
-    """Launches a bucket within its range, which ends with its Future.
+    """Runs ``launch`` in the bucket's range, which ends with its Future.
 
     Args:
-        codec: the name of the bucket's.
-        rails: names of the ports.
+        codec: name of the bucket's codec.
+        rails: returns the names of the ports.
     """
     if not is_on():
         return launch()
@@ -64,7 +64,8 @@ def bucket_range(
 
 
 def _when_all_is_over(tell: Callable[[], None]) -> None:
-    """Behind what DDP queues after the last bucket."""
+    """Calls ``tell`` at the end of backward, after the callbacks that DDP queues after the last
+    bucket."""
 
     def again() -> None:
         after_backward(tell)
@@ -79,7 +80,7 @@ def _tell(buckets: Sequence[tuple[int, Moved]], rails: Sequence[str]) -> None:
 
 
 def sent_text(moved: Moved, rails: Sequence[str]) -> str:
-    """How much, and by which ways."""
+    """Writes how many bytes were sent, and over which ports or through shared memory."""
     total = sum(moved.rails)
     shares = [
         f"{name} {100 * sent / total:.0f} %"

@@ -1,7 +1,7 @@
 """The collectives of a process group that reduce.
 
-The core's ops run in the core. The bitwise ones are rare: all ranks' tensors are gathered, and
-joined on each. So are sparse tensors, whose indices differ from rank to rank.
+The core's ops run in the core. For the rare bitwise ops all ranks' tensors are gathered, and each
+rank reduces them. Sparse tensors, whose indices differ from rank to rank, are handled alike.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Reducing(Submitter):
     """All-reduce, reduce and reduce-scatter, each in all of torch's forms."""
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> RingWork:
-        """Of one dense tensor, in place; of a sparse one by gathering all."""
+        """Reduces one tensor over all ranks, in place; a sparse one by gathering all."""
         quick = self._allreduce_quickly(tensors, opts)
         if quick is not None:
             return quick
@@ -39,7 +39,7 @@ class Reducing(Submitter):
         return self._start("all_reduce", [call], [tensor], opts, after)
 
     def _allreduce_quickly(self, tensors: Any, opts: Any) -> RingWork | None:
-        """The commonest case by the shortest way; None for any other."""
+        """Runs the commonest case by the shortest way; returns None for any other."""
         if type(opts) is not _AllreduceOptions or len(tensors) != 1 or self._is_watched():
             return None
         tensor, key = tensors[0], (tensors[0].dtype, opts.reduceOp.op)
@@ -64,7 +64,7 @@ class Reducing(Submitter):
         return how.op, self._options.compression if takes_compression(how.op, tensor) else None
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> RingWork:
-        """Of several tensors, in place."""
+        """Reduces several tensors over all ranks, in place."""
         op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         flat = joined(tensors) if tensors else None
         if flat is not None:
@@ -78,7 +78,7 @@ class Reducing(Submitter):
         return self._start("all_reduce", calls, list(tensors), opts)
 
     def reduce(self, tensors: Any, opts: Any = None, *rest: Any) -> RingWork:
-        """In place on the root; elsewhere the tensor is only read."""
+        """Reduces to the root, in place; elsewhere the tensor is only read."""
         tensor = one(tensors, "reduce")
         root = root_of(opts)
         op = getattr(opts, "reduceOp", rest[0] if rest else dist.ReduceOp.SUM)
@@ -87,7 +87,7 @@ class Reducing(Submitter):
         return self._start("reduce", [call], [tensor], opts, after)
 
     def _scattered(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> RingWork:
-        """Reduce-scatter of a tensor that holds all ranks' parts."""
+        """Reduces a tensor that holds all ranks' parts, and leaves each rank its part."""
         n = self.comm.world_size
         if source.numel() != n * output.numel() or source.dtype != output.dtype:
             raise ValueError(
@@ -99,7 +99,7 @@ class Reducing(Submitter):
         return self._start("reduce_scatter", [call], [output], opts, after)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> RingWork:
-        """Of a list of world_size tensors, of which this rank's is like the output."""
+        """Reduces a list of world_size tensors; each rank gets its own of them."""
         output = one(outputs, "reduce_scatter")
         parts = inputs[0] if isinstance(inputs[0], (list, tuple)) else inputs
         self._require_world(parts, "reduce_scatter")
@@ -109,7 +109,7 @@ class Reducing(Submitter):
         return self._scattered(output, packed(parts), opts)
 
     def _scattered_unevenly(self, output: torch.Tensor, parts: Any, opts: Any) -> RingWork:
-        """Of parts that differ in size: each is reduced to its rank."""
+        """Reduces each of some parts of different sizes to its rank."""
         rank, calls = self.comm.rank, []
         require_alike([parts[rank]], output, "reduce_scatter")
         how = reduction(getattr(opts, "reduceOp", dist.ReduceOp.SUM), output)
@@ -121,20 +121,21 @@ class Reducing(Submitter):
         return self._start("reduce_scatter", calls, [output], opts)
 
     def reduce_scatter_single(self, output: Any, source: Any, opts: Any = None) -> RingWork:
-        """Of one tensor, world_size times as large as the output."""
+        """Reduces a tensor world_size times as large as the output; each rank gets its part."""
         return self._scattered(output, source, opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
     ) -> RingWork:
-        """Several of these."""
+        """Reduces several tensors, each world_size times as large as its output."""
         return together([self._scattered(o, i, opts) for o, i in zip(outputs, inputs, strict=True)])
 
     def _call(
         self, collective: int, op: Any, src: torch.Tensor, dst: torch.Tensor | None, root: int = 0
     ) -> tuple[Call, Callable[[], None] | None]:
-        """The call of a reduction, and what brings its result to ``dst`` afterwards, if anything:
-        of an op that is not the core's all ranks' tensors are gathered, and joined here."""
+        """Returns the call of a reduction, and a function that writes its result to ``dst``, or
+        None. For an op that the core lacks, the call gathers all ranks' tensors, and the function
+        reduces them here."""
         how = reduction(op, src)
         if how.join is None:
             return self._reduced(collective, how, src, dst, root), None
@@ -181,14 +182,14 @@ class Reducing(Submitter):
         )
 
     def _gathered(self, tensor: torch.Tensor) -> tuple[Call, torch.Tensor]:
-        """A call that brings every rank's tensor here, and where."""
+        """Returns a call that gathers every rank's tensor, and the tensor it gathers into."""
         rows = tensor.new_empty((self.comm.world_size, *tensor.shape), requires_grad=False)
         src, dst = moved(tensor, writable=False), moved(rows, writable=True, reads=False)
         return Call(lib.RC_ALLGATHER, src, dst, src.count), rows
 
     @naming("all_reduce() of a sparse tensor")
     def _allreduce_sparse(self, tensor: torch.Tensor, op: Any) -> RingWork:
-        """Indices and values of all ranks are gathered, padded to the longest, and added up."""
+        """Gathers indices and values of all ranks, padded to the longest, and sums them."""
         if not is_sum(op):
             raise TensorError("sparse tensors can be all-reduced by SUM only")
         own = tensor.detach().coalesce()

@@ -1,7 +1,7 @@
 """Checks of settings, worded as torch.optim words them.
 
-Invariants: what is refused is a ConfigError, which is a ValueError too. Numbers may be Python's or
-numpy's; truth values are none.
+Invariants: each check raises ConfigError, which is a ValueError, too. Numbers may be Python's or
+numpy's; bool is no number.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def takes(
     renamed: Mapping[str, str] | None = None,
     removed: Mapping[str, str] | None = None,
 ) -> Callable[[_F], _F]:
-    """A decorator of a function, which may pass on ``**settings``, a TypedDict of that class: it
-    raises ConfigError for other names, with the one that was meant; see ``names_arguments``."""
+    """Decorates a function, which may pass on ``**settings``, a TypedDict of that class: other
+    names raise ConfigError, with the nearest known name; see ``names_arguments``."""
 
     def decorate(function: _F) -> _F:
         more = settings.__annotations__ if settings else {}
@@ -45,7 +45,7 @@ def takes(
 
 
 def require(what: str, value: object, holds: bool) -> None:
-    """Raises ConfigError unless it holds; value None: ``what`` is the whole text."""
+    """Raises ConfigError unless ``holds``. If ``value`` is None, ``what`` is the whole text."""
     if not holds:
         raise ConfigError(what if value is None else f"Invalid {what}: {value}")
 
@@ -59,7 +59,8 @@ def require_number(
     open_least: bool = False,
     open_most: bool = False,
 ) -> float:
-    """The value, if it is a finite number between the bounds, of which open ones are excluded."""
+    """Returns the value as a float. Raises ConfigError unless it is a finite number between the
+    bounds; open bounds are excluded."""
     low, high = ("(" if open_least else "["), (")" if open_most else "]")
     fits = is_number(value) and math.isfinite(value) and least <= value <= most
     if not fits or (open_least and value == least) or (open_most and value == most):
@@ -70,22 +71,23 @@ def require_number(
 
 
 def require_whole(name: str, value: Any, least: int) -> int:
-    """The value, if it is an integer of at least ``least``."""
+    """Returns the value as an int. Raises ConfigError unless it is an integer of at least
+    ``least``."""
     if not is_integer(value) or value < least:
         raise ConfigError(f"Invalid {name}: {value!r}; give an integer of at least {least}")
     return int(value)
 
 
 def require_truth(name: str, value: Any) -> bool:
-    """The value, if it is True or False."""
+    """Returns the value. Raises ConfigError unless it is True or False."""
     if not isinstance(value, bool):
         raise ConfigError(f"Invalid {name}: {value!r}; give True or False")
     return value
 
 
 def require_able(name: str, value: object) -> None:
-    """Raises ConfigError if an argument of that name is neither None nor an object that can do what
-    it is for."""
+    """Raises ConfigError if the argument of that name is neither None nor an object with the
+    methods that it needs."""
     give, methods = _ABLE[name]
     able = all(callable(getattr(value, method, None)) for method in methods)
     if value is not None and (isinstance(value, type) or not able):

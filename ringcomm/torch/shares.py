@@ -1,7 +1,7 @@
 """Residuals of a rank's share of each parameter, and the checkpoint that has all shares joined.
 
-Invariants: a checkpoint is of the form that a FeedbackStore saves of whole parameters, so it fits
-any number of hosts and ranks. A rank's own says where in its host that is.
+Invariants: a checkpoint has the form of a FeedbackStore's state of whole parameters, so it fits
+any number of hosts and ranks. A rank's own state names the rank's place in its host.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ _KINDS = ("worker", "owner")
 
 
 class Shares:
-    """One rank's view of a store's states.
+    """Converts a store's states between one rank's shares and whole parameters.
 
     Args:
-        count_of: elements of the whole parameter of a name; None for an unknown one.
+        count_of: returns the number of elements of the whole parameter of a name; None for an
+            unknown one.
     """
 
     def __init__(self, grid: Grid, count_of: Callable[[str], int | None]) -> None:
@@ -31,15 +32,16 @@ class Shares:
         self._count_of = count_of
 
     def joined(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """The store's state with the row's shares one after the other. A collective of the row,
-        save for a rank's own."""
+        """Joins the row's shares in the store's state. A collective of the row; for a rank's own
+        state it only adds the rank's place."""
         if is_exact(saved):
             return {**saved, "exact": saved["exact"] | self._place()}
         return {**saved, "tensors": self._whole(saved["tensors"])}
 
     def divided(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
-        """This rank's share of such a state; what is none is left for the store to refuse. Raises
-        ConfigError for another model's, or what a rank of another grid saved for itself."""
+        """Cuts this rank's share out of such a state; anything that is no state is returned for the
+        store to refuse. Raises ConfigError for a state of another model, or a rank's own of another
+        grid."""
         tensors = saved.get("tensors")
         if not isinstance(tensors, Mapping):
             return saved
@@ -48,7 +50,7 @@ class Shares:
         return {**saved, "tensors": {name: self._share(name, one) for name, one in tensors.items()}}
 
     def _place(self) -> dict[str, int]:
-        """Where in its host this rank is."""
+        """Returns this rank's place in its host."""
         return {"places": self._grid.places, "place": self._grid.place}
 
     def _without_place(self, saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""Tensors on a GPU: the core sees a copy of them in pinned host memory.
+"""Tensors on a GPU: the core gets a copy of them in pinned host memory.
 
-What is to be read is copied there when the collective is called, after all that the current stream
-has to do first; the result is copied back when the collective is over, by whoever sees that.
+Inputs are copied to the host when the collective is called, after the work queued on the current
+stream; the thread that completes the collective copies the result back.
 
-Invariants: the caller waits for the copy to the host, and whoever finishes the collective for the
-copy back, so that a Work that is over has its result on the device, for every stream. Copies go by
-a stream of their own, behind what the current one had to do with the tensor.
+Invariants: the caller waits for the copy to the host, and the thread that completes the collective
+for the copy back, so that a Work that is over has its result on the device, for every stream.
+Copies use a stream of their own, which waits for the current one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .streams import side_streams, to_its_end
 
 
 def staged(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> View:
-    """The view of a host copy of a tensor, whose ``finish`` copies the result back.
+    """Returns the view of a host copy of a tensor, whose ``finish`` copies the result back.
 
     Args:
         tensor: on any device, of a dtype of the core.
-        writable: it receives a result.
-        reads: its values matter; else it only receives.
+        writable: whether it receives a result.
+        reads: whether the collective reads its values; else it only receives.
     """
     source = tensor.detach()
     pinned = source.device.type == "cuda"

@@ -2,21 +2,20 @@
 
     step           3                     4                     5            flush
     travels        g3 ------------------>g4 ------------------>g5 -------->
-    handed out     mean of g2            mean of g3            mean of g4   mean of g5
+    applied        mean of g2            mean of g3            mean of g4   mean of g5
 
-So a transfer may take as long as a whole step before training waits for it. In the first step of a
-row there is nothing to hand out, and the optimizer gets zeros; what is in flight at the end is
-handed out by ``flush``. So each gradient is handed out once, in order, by one step more than there
-are gradients.
+So a transfer may take as long as a whole step before training waits for it. The first such step has
+no mean yet, and its optimizer step gets zeros; ``flush`` applies the gradient in flight at the end.
+So each gradient is applied once, in order, in one step more than there are gradients.
 
-Before that come dense steps, which are synchronous: in the beginning weights move far in a step.
-After them a gradient is late by one step, which a correction makes up for (correction.py).
+Dense steps come first, which are synchronous: in the beginning weights move far in a step. After
+them a gradient is late by one step, which a correction makes up for (correction.py).
 
-Invariants: what is in flight is this module's own memory, one buffer for each bucket, and belongs
-to parameters: DDP may lay its buckets out anew at any time. Works of a step are over before those
-of the next begin, so the residuals of a step that is dropped are taken back before others use them.
-All ranks hand out the same, to all parameters in each step: a DDP that drops what is handed out to
-those that no rank has used is refused.
+Invariants: gradients in flight lie in this module's own memory, one buffer for each bucket, and are
+looked up by parameter: DDP may lay its buckets out anew at any time. Works of a step are over
+before those of the next begin, so the residuals of a step that is dropped are restored before the
+next step uses them. All ranks apply the same means, to all parameters in each step: a DDP that
+drops the mean of a parameter that no rank has used is refused.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ from .wrapped import inner_of, wrappers_of
 
 LEAST_BITS = 4
 _Layout = tuple[tuple[int, int], ...]
-"""Of a bucket: the parameters by id(), and where their gradients begin."""
-_TILE = 1 << 20  # elements that are swapped at once
+"""Layout of a bucket: id() of each parameter, and the start of its gradient."""
+_TILE = 1 << 20  # elements that _swap exchanges at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,14 +51,14 @@ class Stale1:
     """One step of staleness, as a setting: ``HookState(..., pace=Stale1(dense_steps=500))``.
 
     Args:
-        dense_steps: so many first steps are synchronous. About a twentieth of all is right.
-        correction: each rank does its backward where its optimizer would go by the gradient that
-            is in flight, as far as this rank knows it. That takes the memory of the weights and of
+        dense_steps: number of first steps that are synchronous. About a twentieth of all is right.
+        correction: each rank runs its backward at the weights that its optimizer would reach with
+            its own part of the gradient in flight. That takes the memory of the weights and of
             the gradients once more, and the time of another step of the optimizer and of copies of
-            its state. There is none for an optimizer whose step needs a closure, nor while the
-            model as a whole is in ``eval()``.
+            its state. Skipped for an optimizer whose step needs a closure, and while the model as
+            a whole is in ``eval()``.
 
-    Raises ConfigError for a negative number of steps, or a correction that is no truth value.
+    Raises ConfigError for a negative number of steps, or a correction that is no bool.
     """
 
     dense_steps: int = 100
@@ -72,10 +71,10 @@ class Stale1:
 
 @dataclasses.dataclass
 class _Late:
-    """A parameter's gradient in flight, or arrived and not handed out yet.
+    """A parameter's gradient in flight, or arrived and not applied yet.
 
     Attributes:
-        mean: a view of what travels; the mean once ``future`` is completed.
+        mean: a view of the buffer that is sent; the mean once ``future`` is completed.
         future: None: it has arrived.
         scale: the loss scale that is in it.
     """
@@ -86,7 +85,7 @@ class _Late:
 
 
 class OneStepStale:
-    """See Pace."""
+    """Gives each step the mean of the step before."""
 
     under_adam: Unsuited | None = STALE
 
@@ -99,17 +98,16 @@ class OneStepStale:
         self._is_late = self._suits_ddp = False
         self._late: dict[int, _Late] = {}  # by id() of the parameter
         self._flying: list[GradientFuture] = []
-        self._stores: dict[_Layout, torch.Tensor] = {}  # what is sent
-        self._launched: list[_Layout] = []  # in this step
+        self._stores: dict[_Layout, torch.Tensor] = {}  # buffers that are sent
+        self._launched: list[_Layout] = []  # layouts of this step's buckets
 
     def take_model(self, model: torch.nn.Module) -> None:
-        """See Pace."""
         self._suits_ddp = False
         if self._correction is not None:
             self._correction.attach(inner_of(model))
 
     def require(self, codecs: Sequence[Codec]) -> None:
-        """See Pace."""
+        """Raises ConfigError for a codec of less than 4 bits, or without a model."""
         if not self._residuals.parameter_ids:
             raise ConfigError(
                 "pace='stale1' keeps gradients in flight by the names of the model's "
@@ -126,13 +124,13 @@ class OneStepStale:
     # ---- a step ----
 
     def settle(self, step: int) -> None:
-        """See Pace."""
+        """Waits for the works of the step before, and decides whether the coming means are late."""
         self._arrive()
         self._is_late = step >= self._setting.dense_steps or bool(self._late)
         self._account.deferred = self._is_late
 
     def _arrive(self) -> None:
-        """Waits for what is in flight. The transport knows of failures."""
+        """Waits for the gradients in flight. The transport keeps the error of a failed one."""
         flying, self._flying = self._flying, []
         if not flying:
             return
@@ -142,7 +140,7 @@ class OneStepStale:
                     future.wait()
 
     def launch(self, bucket: Bucket, codec: Codec) -> GradientFuture:
-        """See Pace. Raises ConfigError where DDP looks for parameters that are not used."""
+        """Sends a bucket. Raises ConfigError if DDP looks for unused parameters."""
         if not self._suits_ddp:
             self._require_all_used()
         if self._is_late:
@@ -171,7 +169,7 @@ class OneStepStale:
             self._correction.end_backward()
 
     def _defer(self, bucket: Bucket, codec: Codec) -> GradientFuture:
-        """Sends a copy of the bucket, and puts into the bucket what was sent in the step before."""
+        """Sends a copy of the bucket, and writes the mean of the step before to the bucket."""
         store = self._exchange(bucket)
         scale = self._residuals.store.loss_scale
         if self._correction is not None:
@@ -185,14 +183,14 @@ class OneStepStale:
         return over  # type: ignore[no-any-return]
 
     def _exchange(self, bucket: Bucket) -> torch.Tensor:
-        """The bucket's gradients, in memory of this module; the bucket then has what came late, in
-        the units of now, and zeros where nothing did."""
+        """Moves the bucket's gradients to memory of this module, and returns that. The bucket gets
+        the late means, scaled to the present loss scale, and zeros where there is none."""
         buffer = bucket.buffer
         key = tuple((id(parameter), start) for parameter, start, _ in bucket.spans)
         self._launched.append(key)
         lates = [self._late.pop(id(parameter), None) for parameter, _, _ in bucket.spans]
         for future in {id(late.future): late.future for late in lates if late}.values():
-            if future is not None:  # long over; this thread's stream goes on behind it
+            if future is not None:  # over since settle(); makes this thread's stream follow it
                 future.wait()
         store = self._stores.get(key)
         if store is not None:
@@ -212,7 +210,7 @@ class OneStepStale:
     # ---- between steps ----
 
     def flush(self) -> bool:
-        """See Pace."""
+        """Waits for the gradients in flight, and writes their means over ``parameter.grad``."""
         arrived = self._arrived()
         for parameter, mean in arrived.values():
             gradient = in_shape_of(parameter, mean)
@@ -227,8 +225,8 @@ class OneStepStale:
         return bool(arrived)
 
     def _arrived(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """By name, the parameter and what is to be handed out to it, in the units of now. Raises
-        the transport's error."""
+        """Returns by name the parameter and its mean that is not applied yet, at the present loss
+        scale. Raises the transport's error."""
         self._arrive()
         if self._transport.error is not None:
             raise self._transport.error
@@ -244,8 +242,8 @@ class OneStepStale:
         return arrived
 
     def state_dict(self, own: bool) -> dict[str, Any]:
-        """See Pace. The means are the same on all ranks, and fit a world of any size; where the
-        coming backward takes place is each rank's own."""
+        """State for a checkpoint. The means are the same on all ranks, and fit a world of any size;
+        the correction's state, added if ``own``, is each rank's own."""
         means = {
             name: in_shape_of(parameter, mean).clone()
             for name, (parameter, mean) in self._arrived().items()
@@ -257,7 +255,7 @@ class OneStepStale:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See Pace. Raises ConfigError for a state of another model."""
+        """Restores means and correction. Raises ConfigError for a state of another model."""
         means, named = state["means"], self._residuals.named()
         for name, mean in means.items():
             if name not in named or named[name].numel() != mean.numel():

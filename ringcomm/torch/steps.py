@@ -1,12 +1,11 @@
-"""Who is told of the steps of optimizers, of all in the process.
+"""Process-wide listeners that run before and after every torch optimizer step.
 
-torch walks its registry of hooks in each step, and a registry that changes meanwhile, by another
-thread or by what the garbage collector takes away, ends that step with an error. So torch has one
-hook of ours on each side of a step, from the import of this module on, and listeners come and go
-here.
+torch walks its registry of hooks in each step; if another thread or the garbage collector changes
+it meanwhile, the step ends with an error. So torch has one hook of ours on each side of a step,
+from the import of this module on, and listeners are added and removed here.
 
-Invariants: a listener is not kept alive. It may come and go within a step, and in any thread: the
-listeners are a tuple that is replaced as a whole.
+Invariants: a listener is not kept alive. It may be added or removed within a step, and in any
+thread: the listeners are a tuple that is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from torch.optim.optimizer import (
 )
 
 Listener = Callable[[Optimizer], None]
-"""A bound method, which is told of the optimizer."""
+"""A bound method, called with the optimizer."""
 
 
 class Listeners:
-    """Those on one side of a step.
+    """Listeners on one side of a step.
 
     Args:
-        register: torch's function for a hook there.
+        register: torch's function that adds a hook there.
     """
 
     def __init__(self, register: Callable[[Callable[..., None]], Any]) -> None:
@@ -39,12 +38,12 @@ class Listeners:
         register(self._tell)
 
     def add(self, listener: Listener) -> None:
-        """Tells it of each step from now on, as long as there is its owner."""
+        """Calls a listener at each step from now on, as long as its owner lives."""
         with self._lock:
             self._listeners = (*self._without(None), weakref.WeakMethod(listener))
 
     def remove(self, listener: Listener) -> None:
-        """Tells it no more."""
+        """Ends the calls of a listener."""
         with self._lock:
             self._listeners = self._without(listener)
 
@@ -66,13 +65,13 @@ after_steps = Listeners(register_optimizer_step_post_hook)
 
 
 def remove_all(handles: list[Any]) -> None:
-    """Removes hooks by torch's handles of them, and empties the list."""
+    """Removes hooks by torch's handles, and empties the list."""
     for handle in handles:
         handle.remove()
     handles.clear()
 
 
 def has_any(optimizer: Any, ids: Container[int]) -> bool:
-    """Whether an optimizer has one of these parameters, given by id()."""
+    """Returns whether an optimizer has one of these parameters, given by id()."""
     groups = getattr(optimizer, "param_groups", ())
     return any(id(parameter) in ids for group in groups for parameter in group["params"])

@@ -1,7 +1,7 @@
 """Streams of a GPU, for threads that wait or call back.
 
-Invariant: nothing here has the host wait for the GPU, save ``to_its_end``, and ``Fetched.value``
-for what is long over when it is asked.
+Invariant: only ``to_its_end`` and ``Fetched.value`` make the host wait for the GPU; ``value`` is
+called when the copy is long over.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 
 @contextlib.contextmanager
 def on_stream(stream: Any) -> Iterator[None]:
-    """Makes it this thread's current stream; None changes nothing.
+    """Makes a stream this thread's current one; None changes nothing.
 
-    Its GPU is made the current one, too: a thread begins with GPU 0, and to return to a stream of
-    that one would open a context there.
+    Its GPU becomes the current one, too: a thread begins with GPU 0, and returning to a stream of
+    that GPU would open a context there.
     """
     if stream is None:
         yield
@@ -28,7 +28,8 @@ def on_stream(stream: Any) -> Iterator[None]:
 
 
 def side_streams(devices: Iterable[torch.device]) -> list[Any]:
-    """For each GPU a stream for another thread, behind what this thread's current one has to do."""
+    """Makes a stream on each GPU for another thread; it waits for the current stream's queued
+    work."""
     streams = []
     for device in devices:
         if device.type == "cuda":
@@ -38,15 +39,16 @@ def side_streams(devices: Iterable[torch.device]) -> list[Any]:
 
 
 def future_on(devices: Iterable[torch.device]) -> Any:
-    """A Future of torch whose value may lie on these devices; of GPUs it takes note of the current
-    stream when it is completed."""
+    """Makes a torch Future whose value may lie on these devices. When it is completed it records
+    the current stream of each GPU."""
     make: Any = torch.futures.Future  # the generic class cannot be called on every supported torch
     return make(devices=[device for device in devices if device.type == "cuda"])
 
 
 @contextlib.contextmanager
 def to_its_end(streams: Iterable[Any]) -> Iterator[None]:
-    """Makes them this thread's current streams, and waits for what they were given."""
+    """Makes the streams this thread's current ones, and in the end waits for the work queued on
+    them."""
     with contextlib.ExitStack() as entered:
         for stream in streams:
             entered.enter_context(on_stream(stream))
@@ -55,8 +57,8 @@ def to_its_end(streams: Iterable[Any]) -> Iterator[None]:
 
 
 class Fetched:
-    """A number that a tensor without dimensions holds, on its way to the host behind all that its
-    GPU's current stream has to do."""
+    """A number from a tensor without dimensions, copied to the host after the work queued on the
+    current stream of its GPU."""
 
     def __init__(self, scalar: torch.Tensor) -> None:
         self._arrived: Any = None
@@ -68,17 +70,17 @@ class Fetched:
             self._arrived.record(torch.cuda.current_stream(scalar.device))
 
     def value(self) -> float:
-        """Waits for the GPU if it has not got so far."""
+        """Returns the number; waits for the GPU if the copy is not over."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._scalar.item()
 
 
 class Poison:
-    """Whether any of some tensors has a value that is not finite.
+    """Flag: whether any of some tensors has a value that is not finite.
 
-    It is asked when it is made, of a GPU by its current stream, and not waited for: the answer goes
-    to pinned memory behind all else, and is read later.
+    Making it starts the check, on a GPU on its current stream, without waiting: the answer is
+    copied to pinned memory, and read later.
 
     Args:
         tensors: of one dtype and device, and equal but for their last dimension.
@@ -90,5 +92,5 @@ class Poison:
             self._finite = Fetched(torch.cat(list(tensors), dim=-1).isfinite().all())
 
     def is_there(self) -> bool:
-        """Waits for the GPU if it has not got so far."""
+        """Returns the flag; waits for the GPU if the check is not over."""
         return self._finite is not None and not self._finite.value()

@@ -1,9 +1,9 @@
-"""How a method of a process group becomes calls of the core.
+"""Submission of a process group's collectives to the core.
 
-A method says which calls a collective is (Call), and what is left to do when they are over;
-``_start`` does the rest alike for all: it submits them, and waits where torch is going to.
+Each method gives the calls of its collective (Call), and a function to run when they are over;
+``_start`` submits them, and waits if the caller is going to.
 
-Invariant: a method has checked its arguments before it starts anything.
+Invariant: a method checks its arguments before it starts anything.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Tensors = list[torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A call of the core: what Communicator._run takes."""
+    """Arguments of one call of Communicator._run."""
 
     collective: int
     src: View | None
@@ -44,7 +44,8 @@ class Call:
 
 
 def one(tensors: Any, what: str) -> torch.Tensor:
-    """torch passes lists, which had one tensor per device once."""
+    """Returns the tensor of a list of one: torch passes lists, which once had a tensor per
+    device."""
     if isinstance(tensors, torch.Tensor):
         return tensors
     if not isinstance(tensors, (list, tuple)) or len(tensors) != 1:
@@ -55,12 +56,12 @@ def one(tensors: Any, what: str) -> torch.Tensor:
 
 
 def root_of(opts: Any) -> int:
-    """torch passes an options object, or in older interfaces the rank itself."""
+    """Returns the root of an options object, or the rank itself, which older interfaces pass."""
     return int(getattr(opts, "rootRank", opts if isinstance(opts, int) else 0))
 
 
 def alike(call: Call) -> Call:
-    """The call, both of whose tensors go the same way: by the pipe, or staged."""
+    """Returns the call with both tensors on the same way: by the device pipeline, or staged."""
     src, dst = call.src, call.dst
     if src is None or dst is None or isinstance(src, DeviceView) == isinstance(dst, DeviceView):
         return call
@@ -70,8 +71,8 @@ def alike(call: Call) -> Call:
 
 
 def precede_chosen(calls: Sequence[Call]) -> None:
-    """What was made for the calls was made on torch's current stream; that of ``cuda.stream``,
-    which they follow, goes on behind it."""
+    """Makes the stream of ``cuda.stream``, which the calls follow, wait for torch's current stream,
+    on which their tensors were made."""
     chosen = cuda.chosen_stream()
     if chosen is None:
         return
@@ -81,10 +82,10 @@ def precede_chosen(calls: Sequence[Call]) -> None:
 
 
 class Submitter:
-    """What the parts of a group share.
+    """Base of the parts of a group.
 
     Attributes:
-        comm: its ringcomm.Communicator, for what torch has no name for (``stats()``, ``rails``).
+        comm: its ringcomm.Communicator, with methods that torch lacks (``stats()``, ``rails``).
         options: its Options.
     """
 
@@ -94,7 +95,7 @@ class Submitter:
     _detailed: bool
     _checks_nan: bool
     _quick_ops: dict[Any, tuple[str, str | None] | None]
-    _undelivered: set[RingWork]  # asynchronous ones whose result is still to be copied
+    _undelivered: set[RingWork]  # asynchronous works whose result is still to be copied
 
     def _start(
         self,
@@ -105,12 +106,12 @@ class Submitter:
         after: Callable[[], None] | None = None,
         earlier: Sequence[Work] = (),
     ) -> RingWork:
-        """Submits the calls of one collective; waits for them if torch is going to.
+        """Submits the calls of one collective; waits for them if the caller is going to.
 
         Args:
             tensors: the result.
-            after: what is left to do on this rank when they are over.
-            earlier: works that have to be over, too.
+            after: runs on this rank when the calls are over.
+            earlier: other works that the result waits for.
         """
         if any(isinstance(view, MetaView) for call in calls for view in (call.src, call.dst)):
             return RingWork.finished(list(tensors))
@@ -127,7 +128,8 @@ class Submitter:
         return profiling.recorded(name, submit) if profiling.is_on() else submit()
 
     def _is_watched(self) -> bool:
-        """Whether there is more to do for a collective than to submit it."""
+        """Returns whether a collective needs more than its submission: checks, a profiler's range,
+        coalescing."""
         watched = self._detailed or self._checks_nan or self._coalescing is not None
         return watched or profiling.is_on()
 

@@ -1,6 +1,6 @@
 """The hook's report as a table for people.
 
-Bytes are of all steps since the reset, times means of the single steps that are kept.
+Bytes are totals of all steps since the reset, times are means of the single steps that are kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TIMES: tuple[tuple[str, Literal["step_s", "compute_s", "exposed_s", "hidden_s"]
 
 
 def table_of(report: HookReport) -> str:
-    """A few lines, without an end of line."""
+    """Writes the report as a table of a few lines, without an end of line."""
     steps = len(report.steps)
     out = Table(
         box=box.SIMPLE,
@@ -46,7 +46,7 @@ def table_of(report: HookReport) -> str:
 
 
 def _bytes_of(report: HookReport) -> list[tuple[str, int, _Bytes | None]]:
-    """(name, bytes of all, where a step has them)."""
+    """Returns (row's name, total bytes, key of the bytes in a step's report) for each row."""
     rails = [
         (f"  rail {rail}, headers too", sent, None) for rail, sent in enumerate(report.rail_bytes)
     ]

@@ -1,11 +1,11 @@
-"""The way of a bucket to the other ranks and back: the seam, and the way without detours.
+"""The way of a bucket to the other ranks and back: the interface, and the flat all-reduce.
 
     FlatTransport            bucket ─ parts ─ all-reduce of each over all ranks        this module
     HierarchicalTransport    through the host first: trips.py, hierarchy.py
 
 Invariants: a bucket's memory is reduced in place, to the mean. A Future is completed once, after
-the last of the bucket's works. On a GPU that is when all results are on their way there, and the
-Future's stream goes on behind them: the host waits for the network, never for a copy.
+the last of the bucket's works. On a GPU that is when the copies of all results are queued, and the
+Future's stream waits for them: the host waits for the network, never for a copy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GradientFuture = torch.futures.Future[torch.Tensor]
 
 
 class Transport(Protocol):
-    """What brings the mean of a bucket over all ranks.
+    """Computes the mean of a bucket over all ranks.
 
     Attributes:
         error: the first failure of a collective; None so far.
@@ -42,36 +42,36 @@ class Transport(Protocol):
     error: RingcommError | None
 
     def bind(self, account: Account, residuals: NamedFeedback) -> None:
-        """Before all else: what is told of each bucket, and what codecs have left."""
+        """Sets the account that counts each bucket, and the residuals. Called before all else."""
 
     @property
     def comm(self) -> Communicator:
-        """The communicator over which compressed gradients go."""
+        """Communicator that carries the compressed gradients."""
 
     @property
     def exchange(self) -> CommExchange:
-        """How the ranks agree on what is beside the gradients."""
+        """Control messages among the ranks."""
 
     def begin(self) -> None:
-        """Before the first bucket of a step."""
+        """Called before the first bucket of a step."""
 
     def launch(self, bucket: Bucket, codec: Codec) -> GradientFuture:
-        """Submits a bucket, in the thread of backward; a Future of its buffer, which then holds
-        the means, or of ``error``."""
+        """Submits a bucket, in the thread of backward. Returns a Future of its buffer, which then
+        holds the means, or of ``error``."""
 
     def kept_of(self, parameter: torch.Tensor) -> int:
-        """Of how many of a parameter's elements this rank keeps residuals."""
+        """Returns how many residual elements of a parameter this rank keeps."""
 
     def joined(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """A FeedbackStore's state as a checkpoint has it, of whole parameters. A collective, save
-        for a rank's own."""
+        """Returns a FeedbackStore's state with whole parameters, for a checkpoint. A collective,
+        except for a rank's own state."""
 
     def divided(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The way back: this rank's share of what a checkpoint has."""
+        """Returns this rank's share of a checkpoint's state; the inverse of ``joined``."""
 
 
 def failed_future(bucket: Bucket, account: Account, error: RingcommError) -> GradientFuture:
-    """What a bucket gets in a step that has failed already: a Future of the error."""
+    """Returns a Future of the error, for a bucket of a step that has failed already."""
 
     def fail(_: Any) -> torch.Tensor:
         raise error
@@ -85,7 +85,7 @@ def failed_future(bucket: Bucket, account: Account, error: RingcommError) -> Gra
 
 
 class FlatTransport:
-    """Each part of a bucket by an all-reduce over all ranks.
+    """Reduces each part of a bucket by an all-reduce over all ranks.
 
     Args:
         comm: None: at the time of the first bucket, that of the default process group if its
@@ -97,26 +97,24 @@ class FlatTransport:
         self._comm = comm
 
     def bind(self, account: Account, residuals: NamedFeedback) -> None:
-        """See Transport."""
         self._account, self._residuals = account, residuals
 
     @property
     def comm(self) -> Communicator:
-        """The communicator in use."""
+        """Communicator in use."""
         if self._comm is None:
             self._comm = default_comm()
         return self._comm
 
     @property
     def exchange(self) -> CommExchange:
-        """See Transport."""
+        """Control messages over the communicator."""
         return CommExchange(self.comm)
 
     def begin(self) -> None:
-        """Nothing is to be done."""
+        """Does nothing."""
 
     def launch(self, bucket: Bucket, codec: Codec) -> GradientFuture:
-        """See Transport."""
         flight = _Flight(self, bucket, self._account)
         parts = Parts(bucket, codec, self._residuals)
         with naming(_EXCHANGE):
@@ -131,20 +129,20 @@ class FlatTransport:
         return flight.future(arrived)
 
     def kept_of(self, parameter: torch.Tensor) -> int:
-        """All of them."""
+        """Returns the number of all elements."""
         return parameter.numel()
 
     def joined(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """As it is."""
+        """Returns the state unchanged."""
         return saved
 
     def divided(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
-        """As it is."""
+        """Returns the state unchanged."""
         return saved
 
 
 class _Flight:
-    """The works of a bucket, and a Future of all of them."""
+    """Works of a bucket, and a Future of all of them."""
 
     def __init__(self, transport: FlatTransport, bucket: Bucket, account: Account) -> None:
         self._transport = transport
@@ -156,7 +154,7 @@ class _Flight:
         self._count = account.submit(self._buffer.nbytes, bucket.last)
 
     def submit(self, comm: Communicator, part: Part) -> None:
-        """Averages a part of the bucket."""
+        """Starts the average of a part of the bucket."""
         with self._lock:
             self._open += 1
         average(comm, part.tensor, part.compression, part.feedback).call_back(self._over)
@@ -172,8 +170,8 @@ class _Flight:
             self._future.set_result(None)
 
     def future(self, arrived: Callable[[], None]) -> GradientFuture:
-        """After the last submit: the bucket's gradients, once all its works are over and well, and
-        ``arrived`` has been called."""
+        """Returns, after the last submit, a Future of the bucket's gradients. It is completed when
+        all works have succeeded and ``arrived`` has been called."""
 
         @naming(_EXCHANGE)
         def result(_: Any) -> torch.Tensor:
@@ -182,7 +180,7 @@ class _Flight:
                     self._transport.error = work.exception()
             if self._transport.error is not None:
                 raise self._transport.error
-            with cuda.current_stream():  # that of the Future's callbacks goes on behind the results
+            with cuda.current_stream():  # the stream of the Future's callbacks waits for results
                 for work in self._works:
                     work.wait()
             arrived()

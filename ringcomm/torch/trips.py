@@ -1,17 +1,16 @@
-"""A bucket's way through a host, to the others and back, for HierarchicalTransport.
+"""Trips of buckets through a host, to the other hosts and back, for HierarchicalTransport.
 
     bucket ─ pack ─ reduce-scatter ─ [all-reduce of a shard by ringcomm] ─ all-gather ─ unpack
              rows    in the host       across hosts, any codec              in the host
 
-A bucket is packed into a row for each rank of the host: of each part that travels by itself
-(buckets.py) every row has an equal share. So a rank has the same elements of a parameter in
-whatever bucket DDP puts it.
+A bucket is packed into a row for each rank of the host: every row has an equal share of each part
+(buckets.py). So a rank has the same elements of a parameter in whatever bucket DDP puts it.
 
-A GPU's shard goes by the pipe, like any tensor: behind the reduce-scatter, and the all-gather
-behind it, on a stream of the courier's. So the host waits for the network only.
+A GPU's shard takes the device pipeline, like any tensor. Reduce-scatter, shard and all-gather
+follow each other on a stream of the courier's, so the host waits for the network only.
 
-Invariants: backward's thread packs and starts the reduce-scatters; the courier's does all that
-waits. A local group sees all ranks start the same collectives in the same order: all
+Invariants: backward's thread packs and starts the reduce-scatters; the courier's thread does all
+the waiting. On a local group all ranks start the same collectives in the same order: all
 reduce-scatters of a step, then all all-gathers, both in the order of buckets. A Trip's Future is
 completed once, on a GPU by an event on the courier's stream.
 """
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 # Renamed in 2.13.
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_PATIENCE = 1.0  # seconds, for what is about to happen if it does at all
+_PATIENCE = 1.0  # seconds to wait for a watch message, or for the courier's last job
 
 
 class Rows:
@@ -50,8 +49,8 @@ class Rows:
         parts: tensors of one dimension.
 
     Attributes:
-        table: a row for each place; as made, of the parts divided by the number of places.
-        spans: where each part lies in a row.
+        table: a row for each place; at first the parts' values divided by the number of places.
+        spans: start and end of each part in a row.
     """
 
     def __init__(self, parts: list[torch.Tensor], places: int) -> None:
@@ -69,7 +68,8 @@ class Rows:
             torch.div(here, places, out=there)
 
     def _cut(self, places: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(there in the table, here in the bucket) of what lies densely in both."""
+        """Yields pairs of equal views, one in the table, one in the bucket, that cover all
+        elements."""
         for part, (start, end) in zip(self._parts, self.spans, strict=True):
             width = end - start
             full = part.numel() // width if width else 0
@@ -79,7 +79,7 @@ class Rows:
                 yield self.table[full, start : start + left], part[full * width :]
 
     def unpack(self) -> None:
-        """The table's values to where they came from."""
+        """Copies the table's values back to the parts."""
         for there, here in self._pieces:
             here.copy_(there)
 
@@ -88,8 +88,8 @@ class Trip:
     """A bucket on its way, and the Future of its gradients.
 
     Attributes:
-        last: it ends its step.
-        is_over: the Future is completed.
+        last: whether it is the last bucket of its step.
+        is_over: whether the Future is completed.
     """
 
     def __init__(self, transport: HierarchicalTransport, bucket: Bucket, codec: Codec) -> None:
@@ -115,8 +115,8 @@ class Trip:
     # ---- in the courier's thread ----
 
     def cross(self, stream: Any) -> None:
-        """Once the host's sum is there, sends this rank's shard to the other hosts."""
-        if stream is not None:  # which the allocator must know of: they were made on another one
+        """Waits for the host's sum, and sends this rank's shard to the other hosts."""
+        if stream is not None:  # the allocator must know it: they were made on another stream
             self._shard.record_stream(stream)
             self._rows.table.record_stream(stream)
         with on_stream(stream):
@@ -127,7 +127,7 @@ class Trip:
                 self._works.append(work)
 
     def come_home(self, stream: Any) -> None:
-        """Once the shard is back, brings all shards of the host together."""
+        """Waits for the mean of the shard, gathers all shards of the host, and unpacks them."""
         with on_stream(stream):
             for work in self._works:
                 work.wait()
@@ -139,7 +139,8 @@ class Trip:
                 self._transport.residuals.mark_poison(self._poison())
 
     def _poison(self) -> Poison:
-        """Whether a result is not finite: of codecs with few bits a whole share is NaN then."""
+        """Returns a flag that is set if a result is not finite. A codec of few bits then makes a
+        whole share NaN, so its first value is enough."""
         looked_at = [
             (start, min(start + 1, end) if part.is_large else end)
             for (start, end), part in zip(self._rows.spans, self._parts.travelling, strict=True)
@@ -149,18 +150,18 @@ class Trip:
     # ---- its end ----
 
     def end(self, stream: Any = None) -> None:
-        """Completes the Future, once; whether well or not, the transport knows."""
+        """Completes the Future, once; the transport knows whether the step has failed."""
         with self._settle:
             if self.is_over:
                 return
             self.is_over = True
         self._count(work.stats() for work in self._works)
-        with on_stream(stream):  # the Future takes note of where it stands if the result is a GPU's
+        with on_stream(stream):  # a Future of a GPU's tensor records the current stream
             self._over.set_result(None if stream is None else self._buffer)
         self._transport.forget(self)
 
     def stream(self) -> Any:
-        """One for what waits of this device; None without."""
+        """Returns a new stream on the bucket's GPU; None on a CPU."""
         return None if self._cuda is None else torch.cuda.Stream(self._cuda)  # type: ignore[no-untyped-call]
 
     def _result(self, _: Any) -> torch.Tensor:
@@ -169,20 +170,20 @@ class Trip:
         return self._buffer
 
     def fail(self, error: BaseException) -> None:
-        """The trip ends here, and the step on all ranks."""
+        """Ends the trip, and the step on all ranks, with an error."""
         if not isinstance(error, RingcommError):
-            self._transport.failed_within(_PATIENCE)  # the watch knows who it was
+            self._transport.failed_within(_PATIENCE)  # the watch may name the failed rank
             error = RingcommError(f"the local group failed: {type(error).__name__}: {error}")
         self._transport.fail(self._grid.named(self._grid.column, error))
         self.end()
 
     def pass_on(self) -> None:
-        """The step is over on this rank, but for its last Future."""
+        """Tells the row that this rank has finished the step."""
         self._grid.pass_on()
 
 
 class Courier:
-    """The thread that goes along with trips: it waits, so that backward need not."""
+    """Thread that does the waiting for trips, so that backward need not."""
 
     def __init__(self) -> None:
         self._worker = Worker("ringcomm courier")
@@ -190,15 +191,16 @@ class Courier:
         self._stream: Any = None
 
     def take(self, trip: Trip) -> None:
-        """A trip that has begun, in the order of buckets."""
+        """Queues a trip that has begun, in the order of buckets."""
         self._worker.submit(functools.partial(self._go_along, trip))
 
     def end(self) -> None:
-        """No more trips will come."""
+        """Ends the thread; no more trips will come."""
         self._worker.close(_PATIENCE)
 
     def _go_along(self, trip: Trip) -> None:
-        """Step for step: out with all buckets as they come, then home with all in that order."""
+        """Sends a bucket's shard as soon as its sum is ready; after the last bucket of a step,
+        gathers all in the same order."""
         if self._stream is None:
             self._stream = trip.stream()
         self._step.append(trip)

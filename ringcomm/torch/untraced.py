@@ -1,9 +1,9 @@
 """Keeps torch.compile out of this package.
 
 C++ calls a group's methods and DDP's hook in the middle of compiled code, where the compiler would
-try to trace them: it cannot, and nothing there is worth it. It is told to leave the code of this
-package alone, as ``torch.compiler.disable`` does, but at no cost to a call, and without
-``torch._dynamo``, which takes seconds to import.
+try, and fail, to trace them. This module makes it skip the code of this package, as
+``torch.compiler.disable`` does, but at no cost to a call, and without ``torch._dynamo``, which
+takes seconds to import.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 
 
 def leave_alone(package: str) -> None:
-    """All functions and methods of the package's modules, as far as they are imported, and what
-    they call, are run as they are from here on. Does nothing where PyTorch has no compiler."""
+    """Makes torch.compile skip all functions and methods of the package's imported modules, and
+    their callees. Does nothing where PyTorch has no compiler."""
     skip = _skipper()
     if skip is None:
         return
@@ -40,7 +40,7 @@ def _skipper() -> Callable[[types.CodeType], None] | None:
 
 
 def _functions(owner: Any, module: str) -> Iterator[types.FunctionType]:
-    """Those of a module or class that were written in this module."""
+    """Yields the functions of a module or class that were written in this module."""
     for member in list(vars(owner).values()):
         if isinstance(member, property):
             parts = [member.fget, member.fset]

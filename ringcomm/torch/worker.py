@@ -1,8 +1,8 @@
-"""A thread that does one thing after the other, beside the training.
+"""A thread that runs jobs one after the other, beside the training.
 
-Invariants: jobs run in the order in which they were submitted, one at a time. The thread begins
-with the first job. The interpreter's end does not wait for it: what it waits for there is over when
-communicators are closed.
+Invariants: jobs run in the order in which they were submitted, one at a time. The thread starts
+with the first job. The interpreter's exit does not wait for it: closing the communicators ends the
+collectives that its jobs wait for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Worker:
     """One thread and its queue.
 
     Args:
-        name: of the thread.
+        name: name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -28,7 +28,7 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def submit(self, job: Callable[[], None]) -> Future[None]:
-        """Has the job done. The Future raises what it raised."""
+        """Queues a job. The Future raises the job's exception."""
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_work, args=(self._jobs,), name=self._name, daemon=True
@@ -40,7 +40,7 @@ class Worker:
 
     def close(self, patience: float | None = None) -> None:
         """Ends the thread when all jobs are done, and waits for that, at most ``patience`` seconds.
-        Another job begins another one."""
+        A later job starts a new thread."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._jobs.put(None)

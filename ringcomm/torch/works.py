@@ -3,10 +3,10 @@
 Most callers only wait, so a Future is made when it is asked for, and only then does ringcomm's
 callback thread hear of the collective.
 
-Invariants: what is left to do when the transfers are over (``after``) is done once, by whoever sees
-that first: a waiting thread, or the callback thread. A Future is completed after it. On a GPU it is
-launched then, on the current stream, and each stream that waits goes on behind it: the host does
-not wait for copies.
+Invariants: ``after``, the work on this rank that follows the transfers, runs once, in the first
+thread that sees their end: a waiting thread, or the callback thread. A Future is completed after
+it. On a GPU ``after`` is queued on the current stream, and each stream that waits follows it: the
+host does not wait for copies.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from .streams import future_on
 
 _TorchWork: Any = getattr(dist, "Work", None) or getattr(dist, "_Work")  # noqa: B009
 # torch's C++ may hold a Work without its Python object, and waits for ever once that is gone: any
-# Work before 2.7; from then on one that Python code has passed to it, as DDP.join does with that of
-# an all-reduce of one element, whose result is asked for later. So the latest are kept here, from
-# 2.7 on those alone that were dropped before anybody waited for them. Larger tensors are let go of.
+# Work before 2.7; since then a Work that Python code passed to C++, as DDP.join does with that of
+# an all-reduce of one element, whose result it reads later. So the latest Works are kept here,
+# since 2.7 only those dropped before any thread waited for them. Larger tensors are released.
 _KEEPS_ALL = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _kept: collections.deque[RingWork] = collections.deque(maxlen=4096 if _KEEPS_ALL else 256)
 _FEW = 16
-_NEVER = datetime.timedelta(0)  # and what is below: torch's "no timeout given"
+_NEVER = datetime.timedelta(0)  # torch's "no timeout given", as all values below it
 
 
 class Part(Protocol):
-    """What a RingWork is made of: ringcomm.Work, or what stands for one."""
+    """Interface of a RingWork's parts: ringcomm.Work, or a stand-in."""
 
     def wait(self, timeout: float | None = None) -> Any: ...
     def done(self) -> bool: ...
@@ -50,7 +50,7 @@ class Part(Protocol):
 
 
 def seconds_of(timeout: Any) -> float | None:
-    """torch's timeout in seconds; None where none was given."""
+    """Returns torch's timeout in seconds; None if none was given."""
     if timeout is None or timeout <= _NEVER:
         return None
     return float(timeout.total_seconds())
@@ -60,13 +60,13 @@ class RingWork(_TorchWork):  # type: ignore[misc]
     """A collective as torch sees it.
 
     Args:
-        parts: what it consists of; none: it is over.
+        parts: the works that it consists of; none: it is over.
         tensors: its result.
-        after: what is left to do on this rank when all parts are over.
-        used: tensors on a GPU that it reads.
+        after: runs on this rank when all parts are over.
+        used: tensors on a GPU that ``after`` reads.
     """
 
-    _dropped_well = True  # until it is made
+    _dropped_well = True  # until __init__ has run
 
     def __init__(
         self,
@@ -82,13 +82,13 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         self._used = used
         self._ready: list[tuple[torch.device, Any]] = []  # events behind ``after``
         self._over = not parts and after is None
-        # The result is on its way to a GPU: each stream that waits has to be told.
+        # The result is copied to a GPU: each stream that waits must follow the copy.
         self._orders = any(isinstance(part, pipe.DeviceWork) for part in parts)
         self._error: BaseException | None = None
         self._future: Any = None
         self._recorded = False
         self._lock = threading.Lock()
-        self._dropped_well = _KEEPS_ALL or self._over  # somebody waits, or is not going to
+        self._dropped_well = _KEEPS_ALL or self._over  # set when a thread has waited, or need not
         if _KEEPS_ALL:
             _kept.append(self)
 
@@ -100,7 +100,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         keep.append(self)
 
     def _forget_tensors(self) -> None:
-        """Nobody asks for the result any more, but who only looks at a few numbers."""
+        """Releases a result that can no longer be read, unless it is a few numbers."""
         if sum(tensor.numel() for tensor in self._tensors) <= _FEW:
             return
         self._tensors = []
@@ -110,12 +110,12 @@ class RingWork(_TorchWork):  # type: ignore[misc]
 
     @classmethod
     def finished(cls, tensors: list[torch.Tensor]) -> RingWork:
-        """One that is over and went well."""
+        """Makes a Work that is over and has succeeded."""
         return cls((), tensors)
 
     def wait(self, timeout: datetime.timedelta = _NEVER) -> bool:
-        """Waits until the result is there. Raises the ringcomm error if it failed, and
-        CommTimeoutError (a RuntimeError) where it is in flight after the timeout; it goes on."""
+        """Waits for the result. Raises the ringcomm error if the collective failed, and
+        CommTimeoutError (a RuntimeError) if it is still in flight after the timeout."""
         if not self._over or self._orders:
             seconds = seconds_of(timeout)
             deadline = None if seconds is None else time.monotonic() + seconds
@@ -134,39 +134,39 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         return True
 
     def was_waited_for(self) -> bool:
-        """Whether it was over when it was made, or ``wait`` has seen the end."""
+        """Returns whether it was over when it was made, or ``wait`` has seen the end."""
         return self._over
 
     def synchronize(self) -> None:
-        """The same, without a timeout."""
+        """Waits for the result, without a timeout."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """True once it is over, well or not. Never waits."""
+        """Returns whether it is over, failed or not. Never waits."""
         if not self._over and all(part.done() for part in self._parts):
             self._settle()
         return self._over and all(event.query() for _, event in self._ready)
 
     def is_success(self) -> bool:
-        """True once it is over and went well."""
+        """Returns whether it is over and has succeeded."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """The failure, None if there is none (yet)."""
+        """Returns the failure, or None if there is none so far."""
         return self._error if self.is_completed() else None
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors that hold the result."""
+        """Returns the tensors that hold the result."""
         return self._tensors
 
     def source_rank(self) -> int:
-        """The rank that a finished receive came from."""
+        """Returns the rank that a finished receive came from."""
         return int(getattr(self._parts[0], "root", -1)) if self._parts else -1
 
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """A Future with the tensors, which fails with the error's text."""
+        """Returns a Future of the tensors, which fails with the error's text."""
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -184,16 +184,16 @@ class RingWork(_TorchWork):  # type: ignore[misc]
     getFuture = get_future  # noqa: N815 (torch's)
 
     def record(self, change: Callable[[Any], Any]) -> None:
-        """The Future from here on is what the profiler makes of it, which ends a range, on another
-        thread than this: so the profiler knows it as that of something asynchronous."""
+        """Replaces the Future by the profiler's, which ends a range, in another thread than this:
+        so the profiler takes the range for asynchronous."""
         over = future_on(_devices(self._tensors))
         self._future = change(over.then(self._outcome))
         self._recorded = True
         self._when_over(lambda: over.set_result(None), elsewhere=bool(self._parts))
 
     def deliver(self, delivered: Callable[[RingWork], None]) -> None:
-        """Has ``after`` called when all parts are over, also if this is dropped, and then
-        ``delivered`` of this."""
+        """Runs ``after`` when all parts are over, even if this Work is dropped, and then calls
+        ``delivered`` with it."""
 
         def over() -> None:
             self._settle()
@@ -202,8 +202,8 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         self._when_over(over)
 
     def _when_over(self, then: Callable[[], None], elsewhere: bool = False) -> None:
-        """Calls ``then`` once all parts are over: at once, if they are and it need not be in
-        another thread."""
+        """Calls ``then`` when all parts are over: at once, if they are, unless ``elsewhere`` asks
+        for another thread."""
         left = len(self._parts)
         counting = threading.Lock()
 
@@ -225,20 +225,20 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         self._settle()
         if self._error is not None:
             raise self._error
-        with cuda.current_stream():  # that of the Future's callbacks
+        with cuda.current_stream():  # the stream of the Future's callbacks
             self._order()
             self._follow_after()
         return self._tensors
 
     def _order(self) -> None:
-        """All parts are over: the stream goes on behind their results."""
+        """Makes the current stream follow the results of the parts, which are over."""
         if self._orders:
             for part in self._parts:
                 part.wait()
 
     def _follow_after(self) -> None:
-        """All is over: the stream goes on behind what was left to do. A stream that was chosen by
-        ``cuda.stream``, too."""
+        """Makes the current stream, and one chosen by ``cuda.stream``, follow ``after``, which has
+        been queued."""
         chosen = cuda.chosen_stream()
         for device, event in self._ready:
             torch.cuda.current_stream(device).wait_event(event)
@@ -246,12 +246,12 @@ class RingWork(_TorchWork):  # type: ignore[misc]
                 torch_stream(torch, chosen, device).wait_event(event)
 
     def _finish(self, after: Callable[[], None]) -> None:
-        """Does what is left to do, on torch's current stream."""
+        """Runs ``after`` on torch's current stream."""
         with cuda.current_stream():
             self._order()
         devices = _devices(self._tensors)
         streams = {device: torch.cuda.current_stream(device) for device in devices}
-        for tensor in (*self._used, *self._tensors):  # which may have been made on another stream
+        for tensor in (*self._used, *self._tensors):  # perhaps allocated on another stream
             if tensor.device in streams:
                 tensor.record_stream(streams[tensor.device])
         after()
@@ -261,7 +261,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
             self._ready.append((device, event))
 
     def _settle(self) -> None:
-        """All parts are over."""
+        """Runs ``after``, once, when all parts are over, and keeps the error."""
         with self._lock:
             if self._over:
                 return
@@ -271,7 +271,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
                     self._finish(self._after)
                 except Exception as error:  # the tensor was changed in flight
                     self._error = error
-            # Dropped behind the lock, as the group may go with them, which asks this Work.
+            # Dropped outside the lock: this may free the group, whose __del__ calls this Work.
             let_go = self._after, self._used
             self._after, self._used = None, ()
             self._over = True
@@ -280,8 +280,9 @@ class RingWork(_TorchWork):  # type: ignore[misc]
 
 @functools.cache
 def _for_cpp() -> Any:
-    """Makes of a Future that Python completes one whose list of tensors torch's C++ can read, as
-    DDP's built-in hook FP16_COMPRESS does: the value of the first is a Python object to it."""
+    """Compiles a function that turns a Future completed by Python into one whose list of tensors
+    torch's C++ can read, as DDP's built-in hook FP16_COMPRESS does. C++ sees the first one's value
+    as an opaque Python object."""
     return torch.jit.CompilationUnit("""
 def when_over(over: Future[List[Tensor]], tensors: List[Tensor]) -> List[Tensor]:
     torch.jit.wait(over)
@@ -293,12 +294,12 @@ def for_cpp(over: Future[List[Tensor]], tensors: List[Tensor]) -> Future[List[Te
 
 
 def _devices(tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """The GPUs that they lie on."""
+    """Returns the GPUs of these tensors."""
     return sorted({t.device for t in tensors if t.device.type == "cuda"}, key=str)
 
 
 def together(works: Sequence[RingWork]) -> RingWork:
-    """Several works as one."""
+    """Joins several works to one."""
     tensors = [tensor for work in works for tensor in work.result()]
 
     def after() -> None:

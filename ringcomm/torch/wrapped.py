@@ -1,9 +1,9 @@
-"""What frameworks wrap around models and optimizers, and what is inside.
+"""Frameworks' wrappers of models and optimizers, and the objects inside.
 
-Lightning, Accelerate and transformers wrap the model themselves and hand out the inner one. Their
+Lightning, Accelerate and transformers wrap the model themselves and give users the inner one. Their
 DistributedDataParallel is found by the parameters: a module that has one of them.
 
-Invariant: nothing is kept alive.
+Invariant: this module keeps no object alive.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ _SHARDING = {"FullyShardedDataParallel", "FSDPModule"}
 
 
 def inner_of(model: nn.Module) -> nn.Module:
-    """The module that a DistributedDataParallel wraps, compiled or not; else the model itself."""
+    """Returns the module that a DistributedDataParallel wraps, compiled or not; else the model
+    itself."""
     bare = getattr(model, "_orig_mod", model)
     return bare.module if isinstance(bare, (DistributedDataParallel, DataParallel)) else model
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name in its model, without what torch.compile puts into it."""
+    """Returns a parameter's name in its model, without torch.compile's prefix."""
     return name.replace("_orig_mod.", "")
 
 
 def is_sharded(kind: type) -> bool:
-    """Whether modules of this class have their parameters divided among ranks by FSDP."""
+    """Returns whether FSDP divides the parameters of modules of this class among ranks."""
     return not _SHARDING.isdisjoint(base.__name__ for base in kind.__mro__)
 
 
 def wrappers_of(ids: Container[int]) -> list[DistributedDataParallel]:
-    """All live DDP modules of the process that have one of these parameters, given by id(). One
-    that was let go of, and waits for the garbage collector, is not among them, and there are none
-    without a default process group, which spares the search of all objects."""
+    """Returns all live DDP modules of the process that have one of these parameters, given by id().
+    Modules that only wait for the garbage collector are left out. Without a default process group
+    there can be none, and no search is made."""
     if not dist.is_initialized() or not _wrappers_of(ids):
         return []
     gc.collect()
@@ -54,25 +55,26 @@ def _wrappers_of(ids: Container[int]) -> list[DistributedDataParallel]:
 
 
 def is_exchanged() -> bool:
-    """Whether the process has a module whose gradients a wrapper of torch brings together."""
+    """Returns whether the process has a DDP or FSDP module, which exchanges gradients."""
     kinds = _kinds_of(gc.get_objects(), nn.Module)
     return any(issubclass(kind, DistributedDataParallel) or is_sharded(kind) for kind in kinds)
 
 
 def _kinds_of(objects: Iterable[object], base: type) -> set[type]:
-    """The classes of these objects that are ``base`` or derived from it. There are a thousand times
-    as many objects as classes, and each class is asked once."""
+    """Returns the classes of these objects that are ``base`` or derived from it. Each class is
+    checked once: objects are a thousand times as many."""
     return {kind for kind in set(map(type, objects)) if issubclass(kind, base)}
 
 
 def stop_exchange(wrappers: list[DistributedDataParallel]) -> None:
-    """Gradients stay on their rank from now on, as within no_sync()."""
+    """Keeps gradients on their rank from now on, as within no_sync()."""
     for wrapper in wrappers:
         wrapper.require_backward_grad_sync = False
 
 
 def bare_optimizer(optimizer: Any) -> Any:
-    """The optimizer in Accelerate's or Lightning's wrapper of it; itself where there is none."""
+    """Returns the optimizer inside Accelerate's or Lightning's wrapper; or the argument, if it is
+    no wrapper."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     return optimizer
