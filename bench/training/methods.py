@@ -532,7 +532,6 @@ _OUTER = (
     dataclasses.replace(
         _outer("outer-waits", "OuterStep, H = 6, int4, waits 4 more a round, 60% of them", every=6),
         share=0.6,
-        tuned_as="outer-int4",
     ),
     dataclasses.replace(
         _outer("outer-fragments", "OuterStep, H = 10, int4, in 2 fragments", fragments=2),
