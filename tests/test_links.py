@@ -1,4 +1,5 @@
-"""What documents and code point at is there: files, their headings, and headings named in words."""
+"""What documents and code point at is there: files, their headings, headings named in words; and
+what docs/ARCHITECTURE.md names: paths, functions, constants."""
 
 from __future__ import annotations
 
@@ -24,6 +25,10 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 _NAMED = re.compile(r'\b(docs/(?:[A-Z_]{3,}|decisions/[\w-]+)\.md)(#[\w-]+)?(?:,? \(?"([^"]+)")?')
 """In code: a document, perhaps its anchor, perhaps a heading in quotation marks."""
+_FILE = r"[\w./*]+(?:\.(?:c|h|cu|cuh|py|md|toml)\b|/(?![\w./*]))"
+_REFERENCE = re.compile(rf"{_FILE}|[\w.]+(?=\(\))|(?<=`)[A-Za-z_][\w.]*(?=`)|\b[A-Z]+_[A-Z_0-9]+\b")
+"""In ARCHITECTURE.md: a file or folder, a function written with parentheses, another name that is a
+code span, a constant."""
 
 
 def _headings(page: Path) -> list[str]:
@@ -63,6 +68,44 @@ def _names(source: Path) -> Iterator[tuple[str, str | None]]:
         if wrong is None and heading and heading not in _headings(ROOT / path):
             wrong = f"no heading {heading!r}"
         yield f"{path}{anchor} {heading}", wrong
+
+
+def _is_defined(name: str, source: str) -> bool:
+    """Whether a text of C or Python defines the function, and the class before its dot."""
+    *kinds, function = map(re.escape, name.split("."))
+    definition = rf"^ *def {function}\(|^(?:\w+[ *]+)+{function}\("
+    patterns = [definition, *(rf"^class {kind}\b" for kind in kinds)]
+    return all(re.search(pattern, source, re.M) for pattern in patterns)
+
+
+def _references(text: str) -> Iterator[tuple[str, str | None]]:
+    """Each path, function and name of a text, and what is wrong with it.
+
+    Paths begin at the root, at csrc or at ringcomm. The file named last before a function defines
+    it.
+    """
+    text = re.sub(r"\[[^]]*\]\([^)]*\)", "", text)
+    sources = [path.read_text(encoding="utf-8") for path in SOURCES]
+    words = {word for source in sources for word in re.findall(r"[\w-]+", source)}
+    here = ""
+    for reference in _REFERENCE.finditer(text):
+        name = reference[0]
+        if re.fullmatch(_FILE, name):
+            found = [path for base in ("", "csrc", "ringcomm") for path in (ROOT / base).glob(name)]
+            here = found[0].read_text("utf-8") if found and found[0].is_file() else ""
+            yield name, None if found else "no such file"
+        elif text.startswith("()", reference.end()):
+            yield name, None if _is_defined(name, here) else "not defined in the file before it"
+        else:
+            yield name, None if set(name.split(".")) <= words else "nowhere in the sources"
+
+
+def test_what_the_architecture_names_is_there() -> None:
+    text = (ROOT / "docs/ARCHITECTURE.md").read_text(encoding="utf-8")
+    found = list(_references(text))
+    assert len(found) > 300
+    assert not [one for one in found if one[1]]
+    assert len(text.splitlines()) <= 300
 
 
 def test_links_between_documents_lead_somewhere() -> None:
@@ -105,4 +148,21 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     assert [wrong for _, wrong in _names(source)] == [
         "no such file",
         "no heading 'No such heading'",
+    ]
+
+
+def test_a_name_that_is_nowhere_is_found() -> None:
+    nowhere = "COMM_" + "NEVER"
+    text = f"`comm.c` `comm_free()` `comm_fre()` `net/lain.c` `comm_free()` {nowhere} [x](y.md)"
+    assert list(_references(text + " `work.py` `Work.wait()` `Werk.wait()` `Work._held`")) == [
+        ("comm.c", None),
+        ("comm_free", None),
+        ("comm_fre", "not defined in the file before it"),
+        ("net/lain.c", "no such file"),
+        ("comm_free", "not defined in the file before it"),
+        (nowhere, "nowhere in the sources"),
+        ("work.py", None),
+        ("Work.wait", None),
+        ("Werk.wait", "not defined in the file before it"),
+        ("Work._held", None),
     ]
