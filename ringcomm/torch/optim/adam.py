@@ -1,33 +1,33 @@
 """OneBitAdam: Adam that sends its momentum at 1 bit, beside a variance that stands still.
 
-    dense    g = mean g_i               m, v as Adam has them; AdamW's step
-    then     z_i = (b1 m + (1-b1) g_i) / q, 0 where v is 0                      what travels
+    dense    g = mean g_i               Adam's m and v; AdamW's step
+    then     z_i = (b1 m + (1-b1) g_i) / q, 0 where v is 0                      sent
              z   = mean z_i at 1 bit, with error feedback; 0 where v is 0
              u   = z q / r,  r = sqrt(v) + eps;    p -= lr (u + wd p);    m = z q
 
-1 bit under Adam itself fails, as Adam divides by what it learns of the signs. Beside a fixed v the
-update is linear in what travels, so what a step does not deliver a later one does. v is unbiased
-when it is frozen: else all later steps are too long by a constant factor. Where v is 0, as for a
-symbol that has not occurred, nothing moves, instead of a scale over 0.
+1 bit under Adam itself fails, as Adam divides by mean squares that it learns from the signs. Beside
+a fixed v the update is linear in z, so a later step delivers the error of an earlier one. v is made
+unbiased when it is frozen: else all later steps are too long by a constant factor. Where v is 0, as
+for a symbol that has not occurred, nothing moves, instead of a scale over 0.
 
-q says in which units the momentum travels. A block has one scale, which in units of gradients
-(q = 1) is by far too large for elements with small ones: they get noise of many times their update.
-In units of the update (q = r) it suits all, but what is then lost of the large ones costs more.
+q is the unit of the momentum on the wire. A block has one scale. In units of gradients (q = 1) it
+is far too large for elements with small gradients: they get noise of many times their update. In
+units of the update (q = r) it suits all elements, but the error of the large ones then costs more.
 Between the two, q = min(R, 5 r), R the root of the mean r^2 of the block, bounds that noise.
 
-What is lost is mostly lost by freezing, so v is renewed at growing intervals. Each rank keeps the
-mean square of its own gradients; a renewal averages these, w = mean w_i, in one exchange:
+Freezing causes most of the loss in accuracy, so v is renewed at growing intervals. Each rank keeps
+the mean square of its own gradients; a renewal averages these, w = mean w_i, in one exchange:
 
     v = w / N + (1 - 1/N) min(m^2, w)     N ranks
 
-which is the mean square of the mean gradient, as its noise is 1/N of what it is on one rank. So
-each renewal has as long a memory as Adam's v, however rare it is. What oscillates on all ranks
-together is taken for noise, as m averages it away: v is 1/N of Adam's there, which is the least,
-and steps are sqrt(N) times Adam's. m stays as it is; the residuals, which are in the units of z,
-are multiplied by old over new q.
+which is the mean square of the mean gradient, as its noise is 1/N of a rank's own. So each renewal
+has as long a memory as Adam's v, however rare it is. Gradients that oscillate on all ranks together
+count as noise, as m averages them away: v is then 1/N of Adam's, the least possible, and steps are
+sqrt(N) times Adam's. A renewal keeps m; it multiplies the residuals, which are in the units of z,
+by old over new q.
 
-Invariants: from the freeze on v repeats in the padding what it is of the parameter's last elements.
-R of a block counts the padding, and a checkpoint does not have it.
+Invariants: from the freeze on, v in the padding repeats the parameter's last elements of v. R of a
+block counts the padding, and a checkpoint does not have it.
 """
 
 from __future__ import annotations
@@ -63,31 +63,31 @@ from .units import Units
 from .wire import WireOptimizer, WireSettings
 
 Refresh = Literal["exponential"] | None
-_USES = 4  # of an interval between renewals, until it doubles
-_MOST = 128  # steps between renewals, or the variance's memory where that is longer
+_USES = 4  # renewals at one interval before it doubles
+_MOST = 128  # steps between renewals, or the variance's memory if that is longer
 
 
 class OneBitAdam(WireOptimizer):
-    """AdamW, whose preconditioned momentum travels at 1 bit; WireOptimizer has what is common.
+    """AdamW, whose preconditioned momentum travels at 1 bit; other arguments are WireOptimizer's.
 
     Args:
-        lr, betas, eps, weight_decay: as of torch.optim.AdamW.
-        freeze: until when gradients travel densely: the number of the last such step; or "stable":
-            until the learning rate does not rise, and the sum of the variance has changed by less
+        lr, betas, eps, weight_decay: as in torch.optim.AdamW.
+        freeze: end of the stage of dense gradients: the number of its last step; or "stable":
+            when the learning rate does not rise, and the sum of the variance has changed by less
             than 4 % in 1 / (1 - beta2) steps, or five times as many have passed. (With ``refresh``
             in 100 at most, or twice as many.)
         refresh: "exponential": the variance is renewed after 1, 1, 1, 1, 2, 2, 2, 2, 4, ... steps,
-            which takes one more float32 per element. None: it stays as it was. Where the gradients
+            which takes one more float32 per element. None: it is never renewed. If the gradients
             of N ranks oscillate together, a renewed one makes steps of up to sqrt(N) times Adam's.
-        compression: how the momentum travels.
-        dense: how gradients travel before, and renewals.
+        compression: codec of the momentum.
+        dense: codec of dense gradients and of renewals.
 
     Attributes:
         frozen_at: the last dense step; None: not known yet.
-        renewals: how often the variance has been renewed.
+        renewals: number of renewals of the variance.
 
-    An element without any gradient before the freeze has no variance, and stays as it is until a
-    renewal. Without renewals parameters that come later are refused.
+    An element without any gradient before the freeze has no variance, and does not move until a
+    renewal. Without renewals parameters that are added after the freeze are refused.
     """
 
     _rule: Frozen
@@ -122,7 +122,7 @@ class OneBitAdam(WireOptimizer):
         self._at_first = rule.state_dict()
         super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
 
-    # ---- states, which are torch's AdamW's, too ----
+    # ---- states, which torch's AdamW can load, too ----
 
     def _told(self, feedback: dict[str, Any]) -> dict[str, Any]:
         state = super()._told(feedback)
@@ -132,11 +132,11 @@ class OneBitAdam(WireOptimizer):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As WireOptimizer's; and of a state of torch.optim.AdamW or Adam, the same on all ranks,
-        it goes on from the moments and hyperparameters, in the dense stage. (torch.optim.AdamW
-        takes the states of this optimizer, too.)
+        """Restores a state as WireOptimizer does. From a state of torch.optim.AdamW or Adam, the
+        same on all ranks, it takes moments and hyperparameters, and begins in the dense stage.
+        (torch.optim.AdamW can load the states of this optimizer, too.)
 
-        Raises ConfigError as WireOptimizer's, or for an Adam with amsgrad, maximize, or a weight
+        Raises ConfigError as WireOptimizer does, or for an Adam with amsgrad, maximize, or a weight
         decay in the gradient.
         """
         if saved.KEY in state_dict:
@@ -167,12 +167,12 @@ class OneBitAdam(WireOptimizer):
 
     @property
     def frozen_at(self) -> int | None:
-        """See above."""
+        """Number of the last dense step; None if not known yet."""
         return self._rule.point.step
 
     @property
     def renewals(self) -> int:
-        """See above."""
+        """Number of renewals of the variance."""
         return self._rule.renewals.count if isinstance(self._rule, Renewed) else 0
 
 
@@ -180,7 +180,8 @@ class OneBitAdam(WireOptimizer):
 
 
 class Frozen(Rule):
-    """Gradients until the freeze point, from there on the momentum beside a variance that stays."""
+    """Sends gradients until the freeze point, then the momentum, beside a variance that stays
+    fixed."""
 
     method = "OneBitAdam"
     states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
@@ -191,7 +192,7 @@ class Frozen(Rule):
         self._then = (Exchange("momentum", compression),)
         self._frozen = False
         self._units = Units()
-        self._ages: dict[str, int] = {}  # of each span, the steps that it has made
+        self._ages: dict[str, int] = {}  # by span, number of its steps
 
     def exchanges(self, step: int) -> Sequence[Exchange]:
         return self._then if self._frozen else self._first
@@ -242,7 +243,7 @@ class Frozen(Rule):
         self.apply(span, mean)
 
     def apply(self, span: Span, update: torch.Tensor) -> None:
-        """Moves the parameters by u, and by their decay."""
+        """Moves the parameters by u and by their decay."""
         move(span, update)
 
     def _dense_step(self, span: Span, gradient: torch.Tensor) -> None:
@@ -255,7 +256,7 @@ class Frozen(Rule):
         self.apply(span, gradient)
 
     def _meet(self, span: Span) -> None:
-        """A span that there was no dense step of."""
+        """Refuses a span that has had no dense step."""
         require(
             "parameters came behind the freeze, and their variance is unknown: use "
             "refresh='exponential', or a new optimizer",
@@ -264,24 +265,24 @@ class Frozen(Rule):
         )
 
     def _gains(self, span: Span) -> tuple[float, float]:
-        """What the sums of weights in m and v have come to."""
+        """Returns the sums of the weights in m and v, which remove the bias."""
         age = self._ages[span.name]
         beta1, beta2 = span.group["betas"]
         return 1 - power(beta1, age), 1 - power(beta2, age)
 
     def step_of(self, span: Span) -> int:
-        """The number of steps by which torch's Adam corrects the bias of the moments as they are.
-        Behind the freeze they have none: so many that nothing is left of it."""
+        """Returns the number of steps for torch's Adam to correct the bias of the present moments.
+        After the freeze they have no bias: then it is so large that the correction is 1."""
         if self._frozen:
             return max(_steps_to_forget(beta) for beta in span.group["betas"])
         return self._ages.get(span.name, 0)
 
     def take_adam(self, span: Span, age: int) -> None:
-        """Goes on from the moments of an Adam that has made so many steps, which the span has."""
+        """Takes a span with the moments of an Adam that has made ``age`` steps."""
         self._ages[span.name] = age
 
     def freeze(self, spans: Sequence[Span], step: int) -> None:
-        """Makes the moments unbiased, behind the last dense step."""
+        """Makes the moments unbiased, after the last dense step."""
         for span in spans:
             if span.name in self._ages:
                 first, second = self._gains(span)
@@ -293,7 +294,7 @@ class Frozen(Rule):
         return {"freeze": self.point.state_dict(), "frozen": self._frozen, "ages": dict(self._ages)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        units = state.get("units", "bounded")  # of earlier versions
+        units = state.get("units", "bounded")  # a setting of earlier versions
         require(
             f"the state is of units={units!r}, in which its residuals are, and which has been "
             "removed: make a new optimizer, with the weights that were saved",
@@ -306,7 +307,7 @@ class Frozen(Rule):
 
 
 class Renewed(Frozen):
-    """The same, with a variance that is renewed from the ranks' own."""
+    """Renews the variance from the ranks' own mean squares; otherwise like Frozen."""
 
     states = ("exp_avg", "exp_avg_sq", "own_sq")
     local = frozenset({"own_sq"})
@@ -344,7 +345,8 @@ class Renewed(Frozen):
         """Has its variance by the next renewal."""
 
     def _renew(self, span: Span, square: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """From the mean of the ranks' own squares. Returns the residuals' factors."""
+        """Computes the variance from the mean of the ranks' own squares. Returns the residuals'
+        factors."""
         factor, share = torch.empty_like(square), 1 / span.world_size
         for tile in span.tiles():
             tile.of(factor).copy_(self._units.of(tile))
@@ -377,12 +379,13 @@ class Renewed(Frozen):
 
 
 def _steps_to_forget(beta: float) -> int:
-    """After so many steps less is left of a mean's beginning than float32 can tell."""
+    """Returns the number of steps after which a mean's initial value is below float32's
+    precision."""
     return math.ceil(-24 * math.log(2) / math.log(beta)) if beta > 0 else 1
 
 
 def _own(span: Span, square: torch.Tensor) -> None:
-    """This rank's gradient into the mean square of its own."""
+    """Adds this rank's gradient to the mean square of its own gradients."""
     beta = span.group["betas"][1]
     for tile in span.tiles():
         gradient = tile.gradient

@@ -1,12 +1,12 @@
-"""What all ranks agree on before a step is made: a message of a few bytes, summed over all ranks.
+"""Agreement of all ranks before a step: a message of a few bytes, summed over all ranks.
 
     not finite | sum of squares | d | d * d | one for each parameter that has a gradient here
 
-d is a digest of what must be alike: the number of the step, and the hyperparameters. It is if the
-mean of its squares is the square of its mean; the numbers are so small that the sums are exact.
+d is a digest of the values that must be alike: the number of the step, and the hyperparameters.
+They are if the mean of d squared is the square of its mean; d is so small that sums are exact.
 
-A rank whose gradients are not finite has no say in the rest. So that one of them alone does not
-leave out a step, a GradScaler's verdict comes by the same message.
+A rank whose gradients are not finite sends no sum of squares. A GradScaler's verdict travels in the
+same message, so that no rank skips a step alone.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ...communicator import Communicator
 from ...errors import MismatchError
 from .span import Place, Span
 
-_HEAD = 4  # numbers before those of the parameters
+_HEAD = 4  # numbers before the parameters' ones
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Of one step, alike on all ranks.
+    """Result of the agreement on one step, alike on all ranks.
 
     Attributes:
-        finite: whether all gradients of all ranks are.
-        factor: what this rank's gradients are to be multiplied by. (The one thing that may differ,
-            as ranks may have different loss scales.)
+        finite: whether all gradients of all ranks are finite.
+        factor: number to multiply this rank's gradients by. (Only this may differ between ranks, as
+            they may have different loss scales.)
         has_any: whether this rank has a gradient.
     """
 
@@ -54,15 +54,15 @@ def agree(
     max_norm: float | None,
     alike: Mapping[str, object],
 ) -> Verdict:
-    """A collective. Sets ``present`` of all spans.
+    """Agrees on the coming step, and sets ``present`` of all spans. A collective.
 
     Args:
         loss_scale: the factor that is in the gradients of this rank.
         found_inf: whether a GradScaler has found values that are not finite.
         max_norm: see WireOptimizer.
-        alike: what must be the same on all ranks, but for last bits of numbers.
+        alike: values that must be the same on all ranks, but for last bits of numbers.
 
-    Raises MismatchError on all ranks where it has not.
+    Raises MismatchError on all ranks if these differ.
     """
     places = [place for span in spans for place in span.places]
     squares, digest = _squares(places) / loss_scale**2, _digest(alike)
@@ -84,7 +84,7 @@ def agree(
 
 
 def require_same(comm: Communicator, about: Sequence[object], what: str) -> None:
-    """A collective. Raises MismatchError on all ranks unless all have the same."""
+    """Raises MismatchError on all ranks unless all give the same. A collective."""
     digest = np.frombuffer(hashlib.sha256(repr(about).encode()).digest(), np.uint8)
     if any((row != digest).any() for row in comm.allgather(digest)):
         raise MismatchError(
@@ -94,27 +94,28 @@ def require_same(comm: Communicator, about: Sequence[object], what: str) -> None
 
 
 def require_alike(comm: Communicator, about: Mapping[str, object]) -> None:
-    """A collective. Raises MismatchError on all ranks, and names what differs, unless all have the
-    same by each name, but for last bits of numbers."""
+    """Raises MismatchError on all ranks, naming the setting that differs, unless all have the same
+    by each name, but for last bits of numbers. A collective."""
     require_equal(comm, comm.allgather(fingerprint(about)), about)
 
 
 def fingerprint(about: Mapping[str, object]) -> np.ndarray[Any, Any]:
-    """16 bytes that tell settings apart, for ``require_equal`` when they are gathered."""
+    """Returns 16 bytes that tell settings apart; ``require_equal`` takes them when they are
+    gathered."""
     digest = hashlib.blake2b(repr(_rounded(about)).encode(), digest_size=16).digest()
     return np.frombuffer(digest, np.uint8)
 
 
 def require_equal(comm: Communicator, rows: Any, about: Mapping[str, object]) -> None:
-    """Raises as ``require_alike``, given the fingerprints of all ranks. A collective where they
+    """Raises as ``require_alike``, given the fingerprints of all ranks. A collective if they
     differ."""
     if (np.asarray(rows) != rows[0]).any():
         raise difference(comm, about)
 
 
 def difference(comm: Communicator, about: Mapping[str, object]) -> MismatchError:
-    """The error that names what differs. A collective of ranks that have found that something
-    does."""
+    """Returns the error that names the setting that differs. A collective of ranks that have found
+    that one does."""
     own = json.dumps({name: str(_rounded(value)) for name, value in about.items()}).encode()
     size = int(comm.allgather(np.array([len(own)])).max())
     rows = comm.allgather(np.frombuffer(own.ljust(size), np.uint8))
@@ -136,8 +137,8 @@ def _digest(about: object) -> int:
 
 
 def _rounded(value: object) -> object:
-    """With nine digits of each number: hosts' mathematical libraries differ in the last ones of
-    what a schedule computes."""
+    """Rounds each number to nine digits: hosts' mathematical libraries differ in the last ones of a
+    schedule's results."""
     if isinstance(value, Mapping):
         return {name: _rounded(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -149,7 +150,7 @@ def _rounded(value: object) -> object:
 
 
 def _squares(places: Sequence[Place]) -> float:
-    """Sum of squares of all gradients; of each GPU it is waited for once."""
+    """Returns the sum of squares of all gradients; waits once for each GPU."""
     norms: dict[torch.device, list[torch.Tensor]] = {}
     for gradient in _gradients(places):
         norm = torch.linalg.vector_norm(gradient, dtype=_summed_in(gradient.dtype))

@@ -1,10 +1,10 @@
-"""What the update rules compute alike, of a span's flat states.
+"""Arithmetic of the update rules, on a span's flat states.
 
 Invariants: every rank does the same operations in the same order on the same tensors, and each of
-them rounds once, as IEEE 754 has it: sums, differences, products, quotients and square roots of two
-numbers. So equal means lead to parameters that are equal to the bit, whatever the CPUs are. torch's
-add with alpha, addcmul and lerp round once or twice, by the CPU's instructions, and its sqrt and
-sums are MKL's or the compiler's: they are for what a rank contributes alone (``momentum_in``).
+them rounds once, as IEEE 754 defines: sums, differences, products, quotients and square roots. So
+equal means lead to parameters that are equal to the bit, whatever the CPUs are. torch's add with
+alpha, addcmul and lerp round once or twice, depending on the CPU's instructions, and its sqrt and
+sums are MKL's or the compiler's: only a rank's own contribution may use them (``momentum_in``).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from .span import Span, Tile
 
 
 def parts(span: Span, name: str) -> list[torch.Tensor]:
-    """Views of a flat state, one per parameter."""
+    """Returns views of a flat state, one per parameter."""
     return [span.view(span.state[name], place) for place in span.places]
 
 
-# ---- operations that torch has, of one rounding each ----
+# ---- operations of torch's, of one rounding each ----
 
 
 def root(values: torch.Tensor) -> torch.Tensor:
-    """Square roots; a new tensor."""
+    """Returns the square roots in a new tensor."""
     if values.device.type != "cpu":
         return values.sqrt()
     out = torch.empty_like(values)
@@ -33,7 +33,7 @@ def root(values: torch.Tensor) -> torch.Tensor:
 
 
 def power(base: float, exponent: int) -> float:
-    """base ** exponent, of 0 or more, by products: hosts' pow differs in last digits."""
+    """Returns base ** exponent, of 0 or more, by products: hosts' pow differs in last digits."""
     result = 1.0
     while exponent:
         if exponent & 1:
@@ -44,12 +44,12 @@ def power(base: float, exponent: int) -> float:
 
 
 def blend_in(mean: torch.Tensor, value: torch.Tensor, weight: float) -> None:
-    """mean + weight (value - mean), in place."""
+    """Computes mean + weight (value - mean), in place."""
     mean.add_(torch.sub(value, mean).mul_(weight))
 
 
 def square_in(mean: torch.Tensor, value: torch.Tensor, beta: float) -> None:
-    """beta mean + (1 - beta) value^2, in place."""
+    """Computes beta mean + (1 - beta) value^2, in place."""
     mean.mul_(beta).add_(torch.mul(value, value).mul_(1 - beta))
 
 
@@ -57,26 +57,26 @@ def square_in(mean: torch.Tensor, value: torch.Tensor, beta: float) -> None:
 
 
 def average_in(span: Span | Tile, gradient: torch.Tensor) -> None:
-    """A gradient into m and v."""
+    """Adds a gradient to m and v."""
     beta1, beta2 = span.group["betas"]
     blend_in(span.state["exp_avg"], gradient, 1 - beta1)
     square_in(span.state["exp_avg_sq"], gradient, beta2)
 
 
 def momentum_in(span: Span | Tile, out: torch.Tensor) -> None:
-    """b1 m + (1-b1) g, the momentum with this rank's gradient."""
+    """Writes b1 m + (1-b1) g, the momentum with this rank's gradient, to ``out``."""
     beta = span.group["betas"][0]
     torch.mul(span.state["exp_avg"], beta, out=out)
     out.add_(span.gradient, alpha=1 - beta)
 
 
 def root_of(span: Span | Tile) -> torch.Tensor:
-    """r: what Adam divides by."""
+    """Returns r, which Adam divides by."""
     return root(span.state["exp_avg_sq"]).add_(span.group["eps"])
 
 
 def mask(span: Span | Tile, values: torch.Tensor) -> torch.Tensor:
-    """The values, made 0 where the span has no variance."""
+    """Sets the values to 0 where the span has no variance, and returns them."""
     return values.masked_fill_(span.state["exp_avg_sq"] == 0, 0.0)
 
 
@@ -84,7 +84,8 @@ def mask(span: Span | Tile, values: torch.Tensor) -> torch.Tensor:
 
 
 def with_decay(span: Span, update: torch.Tensor) -> list[torch.Tensor]:
-    """u + wd p of each parameter: views of the update, to which the decay is added in place."""
+    """Returns u + wd p of each parameter: views of the update, to which the decay is added in
+    place."""
     updates = span.views(update)
     if span.group["weight_decay"] != 0:
         torch._foreach_add_(
@@ -94,7 +95,7 @@ def with_decay(span: Span, update: torch.Tensor) -> list[torch.Tensor]:
 
 
 def move(span: Span, update: torch.Tensor) -> None:
-    """p -= lr (u + wd p): AdamW's step, whose decay is beside the update, which is overwritten."""
+    """Computes p -= lr (u + wd p), AdamW's step with decoupled decay; overwrites the update."""
     group, parameters = span.group, span.parameters
     if group["weight_decay"] != 0:
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])

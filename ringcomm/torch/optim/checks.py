@@ -1,4 +1,4 @@
-"""What an optimizer refuses: hyperparameters, codecs and tensors that it cannot take."""
+"""Checks of an optimizer's hyperparameters, codecs and tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...calls import is_number
 from ...errors import TensorError
 from ..settings import require
 
-#: Arguments of the 1-bit optimizers that there are no more; see ``names_arguments``.
+#: Removed arguments of the 1-bit optimizers and their replacements; see ``names_arguments``.
 REMOVED = {
     "deepspeed_compat": "has been removed: the update as published loses accuracy by its "
     "compression. Leave it out; OneBitAdam(refresh=None) keeps the paper's fixed variance",
@@ -21,7 +21,7 @@ REMOVED = {
 
 
 def at_least(value: Any, least: float) -> bool:
-    """Whether it is a number, or a tensor of one element, of at least that."""
+    """Returns whether the value is a number, or a tensor of one element, not below ``least``."""
     if isinstance(value, torch.Tensor):
         return value.numel() == 1 and bool(value >= least)
     return is_number(value) and value >= least
@@ -36,7 +36,7 @@ def require_betas(betas: tuple[float, float]) -> None:
 
 
 def require_adam(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
-    """The same for all of its hyperparameters."""
+    """Raises ConfigError for hyperparameters that torch.optim.Adam refuses, in its words."""
     require("learning rate", lr, at_least(lr, 0.0))
     require("epsilon value", eps, at_least(eps, 0.0))
     require_betas(betas)
@@ -44,12 +44,12 @@ def require_adam(lr: float, betas: tuple[float, float], eps: float, weight_decay
 
 
 def codec_name(compression: str | None, what: str = "compression=") -> str:
-    """The name of a codec that an exchange may have. Raises ConfigError for others."""
+    """Returns the name of a codec that an exchange may have. Raises ConfigError for others."""
     return codecs.parse(compression, what).name
 
 
 def require_dense(tensor: torch.Tensor, what: str) -> None:
-    """Raises TensorError for what is sparse, sharded, or no real number."""
+    """Raises TensorError for a tensor that is sparse, sharded, or not of real numbers."""
     if tensor.layout != torch.strided:
         raise TensorError(
             f"{what} is {tensor.layout}, and must be dense: make the layer with sparse=False"

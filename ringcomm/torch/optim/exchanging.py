@@ -3,8 +3,8 @@
     WireOptimizer      averages its own state, a span at a time               wire.py
     SparseOptimizer    sends the largest blocks of gradients by buckets       torch/sparse
 
-What travels together, a Span or a Bucket, is laid out here and begun by Overlap; what then happens
-to it is the subclass's.
+The parameters of one exchange, a Span or a Bucket, are laid out here, and Overlap launches their
+exchange; the subclass does the rest.
 
 Invariants: all ranks have the same parameters when the optimizer is made, and lay out the same
 ones in the same order. Nothing else exchanges the gradients of these parameters.
@@ -29,29 +29,29 @@ from .checks import require_dense
 from .overlap import F, Overlap, S
 from .span import Numbered
 
-_PATIENCE = 3  # steps without a gradient
+_PATIENCE = 3  # steps without a gradient until the error
 
 
 class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
-    """What optimizers that exchange by themselves have in common.
+    """Base of optimizers that exchange by themselves.
 
     Making one is a collective: all ranks start from rank 0's parameters. (Buffers, as those of
-    BatchNorm, are left alone.) So is ``step``. The model is not in DistributedDataParallel, or
-    ``attach`` has stopped its exchange.
+    BatchNorm, are not exchanged.) ``step`` is a collective, too. The model is not in
+    DistributedDataParallel, or ``attach`` has stopped its exchange.
 
     Args:
-        params, defaults: as of torch.optim.Optimizer.
+        params, defaults: as in torch.optim.Optimizer.
         comm: the communicator; None: that of the default process group if its backend is
             "ringcomm", else ringcomm's default one.
         overlap: begin in backward. Gradients must not change between backward and step then.
         fixed: settings beside ``defaults``, by name, that must be the same on all ranks.
 
-    Raises MismatchError on all ranks where they make different optimizers, with other settings, or
+    Raises MismatchError on all ranks if they make different optimizers, with other settings, or
     of other parameters. It cannot be copied or pickled, which raises TypeError.
 
     Attributes:
-        steps: steps that were made.
-        skipped: what was left out of steps, as a gradient was not finite.
+        steps: number of steps made.
+        skipped: number of steps, or parts of them, skipped as a gradient was not finite.
         waited_s: seconds that steps have waited for exchanges.
     """
 
@@ -72,7 +72,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         self._overlap = Overlap(self._launch) if overlap else None
         self._spans: list[S] = []
         self._silent = 0
-        self._calls = 0  # of step, since the parameters are these
+        self._calls = 0  # of step(), since the parameters last changed
         self.steps = 0
         self.skipped = 0
         self.waited_s = 0.0
@@ -89,10 +89,10 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         """The communicator in use."""
         return self._comm
 
-    # ---- what is the subclass's ----
+    # ---- methods of subclasses ----
 
     def _method(self) -> str:
-        """The method's name in saved states."""
+        """Returns the method's name in saved states."""
         raise NotImplementedError
 
     def _add(self, new: Sequence[Numbered]) -> None:
@@ -104,13 +104,13 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         raise NotImplementedError
 
     def _step(self) -> None:
-        """The exchange and the update, behind the checks of ``step``."""
+        """Does the exchange and the update, after the checks of ``step``."""
         raise NotImplementedError
 
     # ---- for the caller ----
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch.optim's; a collective, as it brings rank 0's parameters."""
+        """Adds a group as torch.optim does. A collective, which broadcasts rank 0's parameters."""
         super().add_param_group(param_group)
         parameters = self.param_groups[-1]["params"]
         for parameter in parameters:
@@ -123,16 +123,16 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         self._calls = 0
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """For backwards that only accumulate. Without overlap they need no context."""
+        """Returns a context for backwards that only accumulate. Only ``overlap`` needs it."""
         return contextlib.nullcontext() if self._overlap is None else self._overlap.paused()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Exchanges with all ranks, and steps. A collective. Returns what the closure did.
+        """Exchanges with all ranks, and steps. A collective. Returns the closure's result.
 
         Raises:
             ConfigError: a DistributedDataParallel or a hook sends the gradients of the same
                 parameters; or they have changed since ``overlap`` began to send them; or a
-                GradScaler is used that ``overlap`` does not go with; or a parameter has another
+                GradScaler is used, which ``overlap`` does not allow; or a parameter has another
                 size, dtype or device than before, as after ``model.bfloat16()``.
             MismatchError: the ranks train different parameters, are at different steps, or have
                 different hyperparameters.
@@ -151,7 +151,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
     # ---- layout and checks ----
 
     def _extend(self) -> None:
-        """Lays out parameters that are new, or newly trained."""
+        """Lays out parameters that are new, or trained for the first time."""
         known = {place.index for span in self._spans for place in span.places}
         new = [
             one
@@ -163,7 +163,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
             self._add(new)
 
     def _alike(self) -> dict[str, object]:
-        """What all ranks must have the same of before a step."""
+        """Returns the values that must be the same on all ranks before a step, by name."""
         return {"steps": self.steps} | {
             f"param_groups[{number}][{name!r}]": group[name]
             for number, group in enumerate(self.param_groups)
@@ -176,13 +176,13 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         return [Numbered(index, group, p) for index, (group, p) in enumerate(every)]
 
     def _refuse_others(self) -> None:
-        self._calls += 1  # of which 1, 4, 16, 64, ... look: it takes a tenth of a second
+        self._calls += 1  # calls 1, 4, 16, 64, ... check: a check takes a tenth of a second
         is_due = self._calls & (self._calls - 1) == 0 and self._calls.bit_length() % 2 == 1
         if is_due and self._comm.world_size > 1:
             refuse_others({id(one.parameter) for one in self._numbered()}, type(self).__name__)
 
     def _require_active(self, has_gradient: bool) -> None:
-        """Raises RingcommError where this rank has long had nothing to send."""
+        """Raises RingcommError if this rank has had no gradient for several steps."""
         self._silent = 0 if has_gradient else self._silent + 1
         if self._silent >= _PATIENCE:
             raise RingcommError(
@@ -192,7 +192,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
             )
 
     def _skip(self, what: str, warn: bool = True) -> None:
-        """Counts what was left out, and warns of the first one."""
+        """Counts a skipped step or part of it, and warns of the first one."""
         self.skipped += 1
         if self.skipped == 1 and warn:
             warn_caller(
@@ -203,7 +203,8 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
     # ---- states ----
 
     def _saved(self, **own: Any) -> dict[str, Any]:
-        """torch.optim's form, and beside it what all have and ``own``."""
+        """Returns a state in torch.optim's form, with this class's counts and ``own`` under a key
+        of ringcomm's."""
         state = super().state_dict()
         state["state"] = {index: dict(one) for index, one in state["state"].items()}
         state[saved.KEY] = {
@@ -216,7 +217,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         return state
 
     def _load_common(self, state_dict: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Takes hyperparameters and counts from a state; own: what ``saved.require_method`` has
-        found in it."""
+        """Takes hyperparameters and counts from a state; ``own``: its part that
+        ``saved.require_method`` returned."""
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         self.steps, self.skipped = int(own["steps"]), int(own["skipped"])

@@ -1,6 +1,6 @@
-"""A span on its way: its exchanges, from the rule's contribution to the rule's update.
+"""Exchanges of a span in one step, from the rule's contribution to the rule's update.
 
-Invariants: all ranks submit the same exchanges in the same order, as that follows from the layout,
+Invariants: all ranks submit the same exchanges in the same order, which follows from the layout,
 the rule and the number of the step. A flight that is dropped, or whose means are not finite, leaves
 residuals, states and parameters as they were; on all ranks alike, as they have the same bits.
 """
@@ -28,9 +28,9 @@ class Flight:
 
     Attributes:
         span: the span.
-        carried: bytes that this rank has sent for it, over links or through shared memory, once it
-            has landed.
-        waited_s: seconds for which landing has waited.
+        carried: bytes that this rank has sent for it, over links or through shared memory, set when
+            it has landed.
+        waited_s: seconds that landing has waited.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class Flight:
             self._works.append(average(comm, out, codec.name, feedback))
 
     def land(self) -> bool:
-        """Waits for the means, and has the rule step. False where they are not finite, and nothing
-        was changed."""
+        """Waits for the means, and runs the rule's update. Returns False, and changes nothing, if
+        they are not finite."""
         self._wait()
         finite = all(map(self._is_finite, self._means))
         if finite:
@@ -78,7 +78,7 @@ class Flight:
         return finite
 
     def drop(self) -> None:
-        """Waits for the means, and makes the residuals what they were before."""
+        """Waits for the means, and restores the residuals of before."""
         self._wait()
         self._undo()
         self._end()
@@ -94,7 +94,7 @@ class Flight:
 
     def _is_finite(self, what: str) -> bool:
         mean = self._means[what]
-        if self._quantised[what]:  # then it is NaN, everywhere
+        if self._quantised[what]:  # a value that is not finite makes all of it NaN
             mean = mean[:1]
         return all_finite(mean)
 
@@ -108,13 +108,14 @@ class Flight:
 
 
 def codec_of(exchange: Exchange, span: Span) -> codecs.Codec:
-    """How the span travels: small parameters gently."""
+    """Returns the codec of a span's exchange: bf16 for small parameters instead of a quantising
+    one."""
     codec = codecs.parse(exchange.compression)
     return codecs.CODECS["bf16"] if span.is_small and codec.quantises else codec
 
 
 def residuals_of(what: str, span: Span) -> str:
-    """The name of an exchange's residuals in the store."""
+    """Returns the name of an exchange's residuals in the store."""
     return f"{what}/{span.name}"
 
 
@@ -132,5 +133,5 @@ def _feedback_of(
 ) -> ErrorFeedback | Literal[False]:
     name = residuals_of(exchange.what, span)
     if name in store or codec.needs_feedback:
-        return store[name]  # where there is one already, a gentle codec delivers what is left
+        return store[name]  # a gentle codec delivers a residual that is there already
     return False

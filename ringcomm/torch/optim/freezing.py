@@ -1,7 +1,7 @@
 """When the variance of a one-bit Adam is frozen, and when it is renewed.
 
-Invariants: all that is decided follows from the number of the step, from settings, and from sums
-that are equal on all ranks.
+Invariants: decisions follow from the number of the step, from settings, and from sums that are
+equal on all ranks.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from ...calls import is_integer
 from ..settings import require
 
 Freeze = int | Literal["stable"]
-_RATIO = 0.96  # 1-bit Adam's: how much of itself a stable variance keeps over its memory
-_LOOKS_BACK = 100  # steps at most, where the variance is going to be renewed
-_LOOKS = 16  # how often it is looked at in the length of its memory
+_RATIO = 0.96  # 1-bit Adam's: least ratio of a stable variance at both ends of its memory
+_LOOKS_BACK = 100  # longest memory, in steps, if the variance will be renewed
+_LOOKS = 16  # number of times it is examined in the length of its memory
 
 
 class FreezePoint:
-    """The step after which the variance stays as it is.
+    """Finds the step after which the variance stays fixed.
 
     Args:
         freeze: the number of the step; or "stable": when the sum of the variance has changed by
-            less than 4 % in ``memory`` steps, and the learning rate does not rise; after
-            ``patience`` memories in which it did not, in any case.
-        memory: steps.
-        patience: memories.
+            less than 4 % in ``memory`` steps, and the learning rate does not rise; at the latest
+            when the rate has not risen for ``patience`` memories.
+        memory: in steps.
+        patience: in memories.
 
     Attributes:
         step: the step; None: not known yet.
@@ -45,7 +45,7 @@ class FreezePoint:
             self.step = int(freeze)
 
     def is_due(self, step: int) -> bool:
-        """Whether ``look`` wants the sum of the variance behind this step."""
+        """Returns whether ``look`` needs the sum of the variance after this step."""
         return self.step is None and step % self._stride == 0
 
     def look(self, step: int, size: float, rate: float) -> None:
@@ -63,25 +63,25 @@ class FreezePoint:
             self.step = step
 
     def state_dict(self) -> dict[str, Any]:
-        """All that it has seen."""
+        """State for a checkpoint: the sums it has seen, and its decision."""
         rate = None if math.isinf(self._rate) else self._rate
         return {"step": self.step, "seen": list(self._seen), "rate": rate, "steady": self._steady}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from it."""
+        """Restores a state."""
         self.step, self._seen = state["step"], list(state["seen"])
         self._steady = state["steady"]
         self._rate = math.inf if state["rate"] is None else state["rate"]
 
 
 class Renewals:
-    """Steps at growing intervals, as those of 0/1 Adam: an interval is used so many times, then it
-    doubles. Each is a multiple of its interval behind where they begin.
+    """Steps at growing intervals, as in 0/1 Adam: an interval doubles when it was used ``uses``
+    times. Each step is a multiple of its interval after the step given to ``begin``.
 
     Args:
-        uses: of an interval.
+        uses: number of uses of an interval.
         most: the longest interval.
-        first: the first one.
+        first: the first interval.
     """
 
     def __init__(self, uses: int, most: int, first: int = 1) -> None:
@@ -91,15 +91,15 @@ class Renewals:
         self.count = 0
 
     def begin(self, step: int) -> None:
-        """Counts from behind that step on."""
+        """Counts steps from this one on."""
         self._start, self._next = step, step + self.interval
 
     def is_due(self, step: int) -> bool:
-        """Whether one of them is due at that step, or was and did not come about."""
+        """Returns whether a renewal is due at that step, or was due and has not been made."""
         return step >= self._next
 
     def advance(self, step: int) -> None:
-        """Behind one of them."""
+        """Notes that a renewal was made at that step."""
         self.count += 1
         self._used += 1
         if self._used == self._uses:
@@ -108,7 +108,7 @@ class Renewals:
         self._next = step + self.interval - passed % self.interval
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands."""
+        """State for a checkpoint."""
         return {
             "interval": self.interval,
             "used": self._used,
@@ -118,20 +118,20 @@ class Renewals:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there."""
+        """Restores a state."""
         self.interval, self._used = state["interval"], state["used"]
         self._start, self._next = state["start"], state["next"]
         self.count = state["count"]
 
 
 def steps_remembered(beta2: float) -> int:
-    """Steps that a mean with this beta remembers."""
+    """Returns the number of steps that a mean with this beta remembers."""
     return max(1, round(1 / (1 - beta2)))
 
 
 def freeze_point(freeze: Freeze, beta2: float, *, renews: bool) -> FreezePoint:
-    """The freeze point of a variance with that beta. Where it is going to be renewed, an early
-    freeze costs little, so a stable variance is not waited for as long."""
+    """Returns the freeze point of a variance with that beta. If it will be renewed, an early freeze
+    costs little, so it waits less long for a stable variance."""
     memory = steps_remembered(beta2)
     if renews:
         return FreezePoint(freeze, min(memory, _LOOKS_BACK), patience=2)

@@ -7,8 +7,8 @@ So c is learned in the dense stage, as a running mean c_avg, and used from there
     then    u as OneBitAdam's, renewals of v included;  p -= lr c u,
             c = min(c_avg ||p|| / ||p at the freeze||, 2 ||p|| / ||u||) within limits
 
-A tensor that has grown takes longer steps, as LAMB would have it. None is longer than twice LAMB's,
-which is lr ||p||: 1 bit's noise makes u longer, and longer steps bring more noise.
+A tensor that has grown takes longer steps, as in LAMB. No step is longer than twice LAMB's, which
+is lr ||p||: 1 bit's noise makes u longer, and longer steps bring more noise.
 
 Invariants: norms are sums that do not depend on the order, so c is the same on all ranks.
 """
@@ -32,17 +32,17 @@ from .span import Place, Span
 from .sums import norm
 from .wire import WireOptimizer, WireSettings
 
-_BETA = 0.9  # of c_avg
-_LONGEST = 2.0  # times LAMB's step
+_BETA = 0.9  # decay of c_avg
+_LONGEST = 2.0  # longest step, in LAMB's steps
 
 
 class OneBitLamb(WireOptimizer):
-    """LAMB, whose preconditioned momentum travels at 1 bit; see WireOptimizer for what is common.
+    """LAMB, whose preconditioned momentum travels at 1 bit; other arguments are WireOptimizer's.
 
     Args:
-        lr, betas, eps, weight_decay: of LAMB.
+        lr, betas, eps, weight_decay: as in LAMB.
         max_coeff, min_coeff: limits of c.
-        freeze, compression, dense: as of OneBitAdam.
+        freeze, compression, dense: as in OneBitAdam.
 
     Attributes:
         frozen_at: the last dense step; None: not known yet.
@@ -86,19 +86,19 @@ class OneBitLamb(WireOptimizer):
 
     @property
     def frozen_at(self) -> int | None:
-        """See above."""
+        """Number of the last dense step; None if not known yet."""
         return self._rule.point.step
 
 
 class _Coefficients:
-    """c_avg by the number of the parameter."""
+    """Running mean c_avg for each parameter's number."""
 
     def __init__(self) -> None:
         self._mean: dict[int, float] = {}
         self._weight: dict[int, float] = {}
 
     def learn(self, span: Span, place: Place, size: float, update: float) -> float:
-        """c of a dense step; it goes into the mean unless it is 1."""
+        """Returns c of a dense step, and adds it to the mean unless it is 1."""
         if size == 0 or update == 0:
             return 1.0
         coeff: float = min(max(size / update, span.group["min_coeff"]), span.group["max_coeff"])
@@ -108,21 +108,21 @@ class _Coefficients:
         return coeff
 
     def get(self, place: Place) -> float:
-        """c_avg; 1 of a tensor for which c has always been 1."""
+        """Returns c_avg; 1 for a tensor whose c has always been 1."""
         weight = self._weight.get(place.index)
         return 1.0 if weight is None else self._mean[place.index] / weight
 
     def state_dict(self) -> dict[str, Any]:
-        """All that it has learned."""
+        """State for a checkpoint."""
         return {"mean": dict(self._mean), "weight": dict(self._weight)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from it."""
+        """Restores a state."""
         self._mean, self._weight = dict(state["mean"]), dict(state["weight"])
 
 
 class _Lamb(Renewed):
-    """OneBitAdam's update, each tensor's by its own coefficient."""
+    """Applies OneBitAdam's update times each tensor's own coefficient."""
 
     method = "OneBitLamb"
 
@@ -142,7 +142,7 @@ class _Lamb(Renewed):
             parameter.sub_(one.mul_(span.group["lr"] * coeff))
 
     def _remembered(self, span: Span, place: Place, size: float, length: float) -> float:
-        """c behind the freeze, of a tensor and its update."""
+        """Returns c of a tensor after the freeze, given the norms of the tensor and its update."""
         before = self._sizes.setdefault(place.index, size)
         coeff = self._coefficients.get(place)
         if before > 0:

@@ -1,10 +1,11 @@
 """Lion whose momentum travels at one bit per parameter, without a warm-up:
 
-    c = beta1 * m + (1 - beta1) * g                    travels: C, the mean of all c
-    m = m + (C - m) * (1 - beta2) / (1 - beta1)        which is Lion's, of the mean gradient in C
+    c = beta1 * m + (1 - beta1) * g                    sent: C, the mean of all c
+    m = m + (C - m) * (1 - beta2) / (1 - beta1)        equals Lion's m for the mean gradient in C
     p = p - lr * (sign(C) + weight_decay * p)
 
-It is Lion with error feedback: what 1 bit leaves of c goes with the next steps', up and down.
+It is Lion with error feedback: the error of 1 bit in c is added to the c of the next step, on the
+ranks and on the owner of a chunk.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ _SIGNS = (
 
 
 class Lion(WireOptimizer):
-    """Lion (Chen et al., 2023, arXiv 2302.06675); see WireOptimizer for what is common.
+    """Lion (Chen et al., 2023, arXiv 2302.06675); other arguments are WireOptimizer's.
 
     Args:
         lr, betas, weight_decay: Lion's. The weight decay is decoupled, times lr.
-        compression: how the momentum travels.
+        compression: codec of the momentum.
 
-    Raises ValueError as torch.optim does; and for betas[1] < betas[0], which would make more of the
-    codec's noise than there is of the momentum.
+    Raises ValueError as torch.optim does; and for betas[1] < betas[0], which would amplify the
+    codec's noise in the momentum.
     """
 
     @takes(

@@ -1,9 +1,9 @@
-"""Overlap: a span's exchange begins in backward, as soon as all its gradients are there. A span is
-what travels together: a Span, or a Bucket of torch.sparse.
+"""Overlap: a span's exchange begins in backward, as soon as all its gradients are computed. A span
+is a group of parameters with one exchange: a Span, or a Bucket of torch.sparse.
 
-Invariants: spans begin in the order of the layout, so in the same one on all ranks, whatever order
-backward has; what has not begun when the step is made begins then. A gradient that changes after
-its span has begun is noticed at the step, which raises: what was sent would not be what is applied.
+Invariants: exchanges begin in the order of the layout, the same on all ranks, whatever order
+backward has; the step begins the remaining ones. If a gradient changes after its exchange has
+begun, the step notices and raises: the gradient sent would not be the one applied.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from .span import Place
 
 
 class Launched(Protocol):
-    """What has begun (Flight, Round)."""
+    """Exchange that has begun (Flight, Round)."""
 
     def drop(self) -> None:
-        """Gives it up."""
+        """Ends the exchange without an update."""
 
 
 class Watched(Protocol):
-    """Parameters that travel together (Span, Bucket)."""
+    """Parameters with one exchange (Span, Bucket)."""
 
     @property
     def places(self) -> Sequence[Place]:
-        """The parameters."""
+        """Places of the parameters."""
 
 
 S = TypeVar("S", bound=Watched)
@@ -38,24 +38,24 @@ F = TypeVar("F", bound=Launched)
 
 
 class Overlap(Generic[S, F]):
-    """Begins spans by hooks of their parameters.
+    """Launches the exchanges of spans from hooks of their parameters.
 
     Args:
-        launch: begins a span.
+        launch: begins a span's exchange.
     """
 
     def __init__(self, launch: Callable[[S], F]) -> None:
         self._launch = launch
         self._spans: list[S] = []
-        self._waiting: list[int] = []  # for how many gradients each span waits
+        self._waiting: list[int] = []  # number of gradients that each span lacks
         self._versions: dict[int, tuple[torch.Tensor | None, int]] = {}
         self._flights: list[F] = []
         self._paused = False
         self._handles: list[Any] = []
 
     def watch(self, spans: Sequence[S]) -> None:
-        """Watches the parameters of these spans from now on, and no others. What has begun is
-        dropped."""
+        """Watches the parameters of these spans from now on, and no others. Drops exchanges that
+        have begun."""
         self.drop()
         for handle in self._handles:
             handle.remove()
@@ -64,8 +64,8 @@ class Overlap(Generic[S, F]):
         self.extend(spans)
 
     def extend(self, spans: Sequence[S]) -> None:
-        """Watches these spans as well, behind the others. What has begun goes on; a gradient that
-        is there already is sent by ``take``."""
+        """Watches these spans as well, after the others. Keeps exchanges that have begun; ``take``
+        sends gradients that were computed before."""
         for number, span in enumerate(spans, len(self._spans)):
             for place in span.places:
                 parameter: Any = place.parameter
@@ -76,7 +76,7 @@ class Overlap(Generic[S, F]):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Backwards in this context begin nothing."""
+        """Returns a context in which backwards begin nothing."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -85,12 +85,12 @@ class Overlap(Generic[S, F]):
 
     @property
     def has_begun(self) -> bool:
-        """Whether something is on its way that ``take`` has not brought."""
+        """Whether an exchange has begun that ``take`` has not returned."""
         return bool(self._flights)
 
     def take(self) -> list[F]:
-        """The flights of all spans; those that have not begun do now. Raises ConfigError where a
-        gradient has changed since its span has begun."""
+        """Begins the remaining exchanges, and returns those of all spans. Raises ConfigError if a
+        gradient has changed since its exchange began."""
         changed = any(
             place.parameter.grad is not known or (known is not None and known._version != version)
             for span in self._spans[: len(self._flights)]
@@ -110,7 +110,7 @@ class Overlap(Generic[S, F]):
         return flights
 
     def drop(self) -> None:
-        """Gives up what has begun, on all ranks alike: the step is not made."""
+        """Drops exchanges that have begun, on all ranks alike: the step is not made."""
         flights = self._flights
         self._reset()
         for flight in flights:

@@ -1,4 +1,4 @@
-"""Rule: the seam between one optimizer and the mechanism that carries its state over the wire.
+"""Rule: the interface between one optimizer and the mechanism that sends its state.
 
     class Plain(Rule):                                       # gradient descent, as an example
         method = "Plain"
@@ -8,11 +8,11 @@
             steps = span.views(means["gradient"].mul_(span.group["lr"]))
             torch._foreach_sub_(span.parameters, steps)
 
-Invariants that a rule keeps: ``exchanges`` and ``finish`` depend only on what is alike on all
-ranks. ``outgoing`` writes nothing but ``out``, and is linear in the gradient where there is
-feedback; so a step can be dropped until ``update`` is called. ``update`` changes the parameters and
-all states but those in ``local`` by nothing but the means, the hyperparameters and what is alike on
-all ranks already; that keeps the ranks' parameters equal to the bit.
+Invariants that a rule keeps: ``exchanges`` and ``finish`` depend only on values that are alike on
+all ranks. ``outgoing`` writes only to ``out``, and is linear in the gradient if there is feedback;
+so a step can be dropped until ``update`` is called. ``update`` computes the parameters, and all
+states but those in ``local``, only from the means, the hyperparameters and values that are alike on
+all ranks; that keeps the ranks' parameters equal to the bit.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .span import Place, Span
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """One average over all ranks that a step makes, of each span.
+    """One average over all ranks in a step, made for each span.
 
     Attributes:
-        what: what is averaged: "gradient", "momentum". Residuals are kept by this name, as they
-            are in its units.
-        compression: the codec of large parameters, with error feedback where it needs that. From
+        what: name of the averaged tensor: "gradient", "momentum". Residuals are kept by this name,
+            as they are in its units.
+        compression: the codec of large parameters, with error feedback if it needs that. From
             int8 on, small ones travel at bf16.
     """
 
@@ -42,13 +42,13 @@ class Exchange:
 
 
 class Rule:
-    """What one optimizer sends, and what it does with the means.
+    """Defines what an optimizer sends, and its update by the means.
 
     Attributes:
-        method: its name, which is in saved states.
+        method: its name in saved states.
         states: names of the flat tensors that it keeps for each span (``span.state``), zero at
             first.
-        local: those of them that differ from rank to rank.
+        local: names of the states that differ from rank to rank.
     """
 
     method: ClassVar[str]
@@ -56,12 +56,12 @@ class Rule:
     local: ClassVar[frozenset[str]] = frozenset()
 
     def exchanges(self, step: int) -> Sequence[Exchange]:
-        """What travels in this step, counted from 1; empty: nothing does. Asked any number of times
-        for a step."""
+        """Returns the exchanges of this step, counted from 1; empty: none. May be called several
+        times for a step."""
         raise NotImplementedError
 
     def usual(self, step: int) -> Sequence[Exchange]:
-        """What travels in most steps from that one on, where a beginning is different."""
+        """Returns the exchanges of most steps from this one on, if the first steps have others."""
         return self.exchanges(step)
 
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
@@ -71,30 +71,30 @@ class Rule:
     def update(
         self, span: Span, means: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor] | None:
-        """Steps ``span.parameters``, given the means by the exchanges' names. The means are the
-        rule's to keep or to overwrite.
+        """Updates ``span.parameters``, given the means by the exchanges' names. The rule may keep
+        or overwrite the means.
 
-        Returns, for an exchange that is going to have other units from now on, by its name the
-        factor of each element, by which its residuals are multiplied."""
+        Returns, by the name of an exchange whose units change from now on, the factor for each
+        element of its residuals."""
         raise NotImplementedError
 
     def follow(self, span: Span, written: Sequence[Place]) -> None:
-        """Where somebody else has written to parameters of the span behind an update, before their
-        gradient is taken."""
+        """Called when other code has written to parameters of the span since the last update,
+        before their gradient is taken."""
 
     def alike(self) -> Mapping[str, object]:
-        """What must be the same on all ranks in this step, by name; the ranks compare it before
-        they update anything."""
+        """Returns values, by name, that must be the same on all ranks in this step; the ranks
+        compare them before they update anything."""
         return {}
 
     def finish(self, spans: Sequence[Span]) -> Collection[str]:
-        """Once behind all updates of a step, which was not dropped. Returns names of exchanges
-        whose residuals are of no use any more."""
+        """Called once after all updates of a step that was not dropped. Returns names of exchanges
+        whose residuals are no longer needed."""
         return ()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the rule keeps besides ``states``: numbers and strings, alike on all ranks."""
+        """State for a checkpoint besides ``states``: numbers and strings, alike on all ranks."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what ``state_dict`` returned."""
+        """Restores what ``state_dict`` returned."""

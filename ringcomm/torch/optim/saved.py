@@ -1,11 +1,11 @@
-"""The states of a WireOptimizer: torch.optim's form, and what belongs to the exchange.
+"""The states of a WireOptimizer: torch.optim's form, with an entry for the exchange.
 
-    state, param_groups    as of any torch.optim.Optimizer; OneBitAdam's as torch's AdamW has them
+    state, param_groups    as in any torch.optim.Optimizer; OneBitAdam's as in torch's AdamW
     ringcomm               method, steps, skipped; spans: which parameters travel together; rule;
                            feedback: the residuals, of this rank (exact) or of all
 
-Invariants: it holds tensors, strings and numbers only, so torch.load reads it with
-weights_only=True. What is checked here is checked before anything is changed.
+Invariants: a state holds tensors, strings and numbers only, so torch.load reads it with
+weights_only=True. Checks come before any change.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ADAMS_OWN = {
     "fused",
     "decoupled_weight_decay",
 }
-#: Methods of earlier versions, and what a message calls them.
+#: Methods of earlier versions, and their names in messages.
 _REMOVED = {
     "Lion": "Lion by the ranks' signs",
     **{
@@ -40,7 +40,7 @@ _REMOVED = {
 
 
 def spans_told(spans: Sequence[Span]) -> list[dict[str, Any]]:
-    """Which parameters travel together."""
+    """Returns the layout for a state: which parameters travel together."""
     return [
         {"small": span.is_small, "indices": [place.index for place in span.places]}
         for span in spans
@@ -48,7 +48,7 @@ def spans_told(spans: Sequence[Span]) -> list[dict[str, Any]]:
 
 
 def require_method(state: Mapping[str, Any], method: str) -> Mapping[str, Any]:
-    """The part that belongs to the exchange. Raises ConfigError for a state of something else."""
+    """Returns the entry of the exchange. Raises ConfigError for a state of another optimizer."""
     own = state.get(KEY)
     if not isinstance(own, Mapping):
         kept = sorted({name for one in state.get("state", {}).values() for name in one})
@@ -76,8 +76,8 @@ def held_by(
     parameters: Sequence[Numbered],
     kind_of: Callable[[torch.dtype], object] = wide,
 ) -> list[Numbered]:
-    """The parameters of these numbers, which travelled together. Raises ConfigError where there are
-    none, or they cannot travel together, as their groups, devices or kinds of dtypes differ."""
+    """Returns the parameters of these numbers, which travelled together. Raises ConfigError if they
+    do not exist, or cannot travel together, as their groups, devices or kinds of dtypes differ."""
     wrong = [index for index in indices if not 0 <= index < len(parameters)]
     if wrong:
         raise ConfigError(f"the state is of another model: it has a parameter {wrong[0]}")
@@ -97,10 +97,10 @@ def read_spans(
     states: Sequence[str],
     saved: Mapping[int, Mapping[str, Any]],
 ) -> list[Span]:
-    """The spans of a saved layout, with what was saved of them.
+    """Returns the spans of a saved layout, with their saved tensors.
 
     Args:
-        parameters: all of the optimizer.
+        parameters: all of the optimizer's.
         saved: the "state" of torch.optim's form.
 
     Raises ConfigError where it does not fit the parameters.
@@ -114,7 +114,7 @@ def read_spans(
             for place in span.places:
                 value = saved.get(place.index, {}).get(name)
                 if name == "master" and value is None:
-                    continue  # saved of float32 parameters: the parameter has it all
+                    continue  # saved from float32 parameters, which have no master copy
                 span.load(name, place.index, _shaped(value, place.parameter, place.index, name))
         for flat in span.state.values():
             span.fill_padding(flat)
@@ -124,14 +124,14 @@ def read_spans(
 def read_adam(
     state: Mapping[str, Any], parameters: Sequence[Numbered], method: str
 ) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
-    """What a state of torch.optim.AdamW or Adam has.
+    """Reads a state of torch.optim.AdamW or Adam.
 
     Returns:
         By the number of the parameter exp_avg and exp_avg_sq, in its shape, and step, an int; and
-        the groups with what AdamW and OneBitAdam have in common.
+        the groups with the hyperparameters that AdamW and OneBitAdam share.
 
-    Raises ConfigError for a state of another optimizer, which ``method`` takes nothing of, for one
-    of another model, and for settings under which Adam is another one.
+    Raises ConfigError for a state of another optimizer, which ``method`` cannot load, for one
+    of another model, and for settings of Adam that change its update.
     """
     kept = state.get("state", {})
     if not kept or any(not {"step", "exp_avg", "exp_avg_sq"} <= set(one) for one in kept.values()):

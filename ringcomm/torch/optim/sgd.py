@@ -1,10 +1,10 @@
 """SGD with its momentum on the wire.
 
-    m = mean over the ranks of (momentum * m + (1 - dampening) * g)          what travels
+    m = mean over the ranks of (momentum * m + (1 - dampening) * g)          sent
     p = p - lr * m
 
-The mean replaces the momentum, so that every rank has the same. As the momentum is what travels,
-what 1 bit lacks of it is small beside what the steps before have gathered.
+The mean replaces the momentum, so that every rank has the same. The error of 1 bit in the momentum
+is small beside the gradients of the steps before in it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .wire import WireOptimizer, WireSettings
 
 
 class SGD(WireOptimizer):
-    """torch.optim.SGD, whose momentum the ranks average; see WireOptimizer for what is common.
+    """torch.optim.SGD, whose momentum the ranks average; other arguments are WireOptimizer's.
 
     Args:
-        lr, momentum, dampening, weight_decay, nesterov, maximize: as of torch.optim.SGD. The
-            weight decay is added behind the exchange, which changes last bits only.
-        compression: how the momentum travels; with momentum 0 the gradient.
-        warmup_steps: in that many first steps it travels at bf16.
+        lr, momentum, dampening, weight_decay, nesterov, maximize: as in torch.optim.SGD. The
+            weight decay is added after the exchange, which changes last bits only.
+        compression: codec of the momentum; with momentum 0, of the gradient.
+        warmup_steps: number of first steps in which it travels at bf16.
     """
 
     @takes(WireSettings)
@@ -100,7 +100,7 @@ class _MomentumRule(Rule):
             decay = group["weight_decay"] * self._share(span)
             torch._foreach_add_(moments, torch._foreach_mul(parameters, decay))
         moved = moments
-        if group["nesterov"]:  # the mean gradient and the momentum, as the former is in the latter
+        if group["nesterov"]:  # g + momentum m, with g = m - momentum buffer
             before = torch._foreach_mul(span.views(buffer), -group["momentum"])
             moved = list(torch._foreach_mul(moments, 1.0 + group["momentum"]))
             torch._foreach_add_(moved, before)
@@ -109,6 +109,7 @@ class _MomentumRule(Rule):
         torch._foreach_sub_(parameters, moved)
 
     def _share(self, span: Span) -> float:
-        """Of the gradient in the momentum. torch takes the first one as it is."""
+        """Returns the gradient's weight in the momentum. The first gradient has weight 1, as in
+        torch."""
         share: float = 1.0 if span.step == 1 else 1.0 - span.group["dampening"]
         return share

@@ -1,17 +1,17 @@
 """Spans: parameters of one group laid end to end, so that they travel by one exchange.
 
     large   | weight ............|pad| weight ......|pad| weight ...........|
-            each begins at a block of the codec; what fills its last block repeats its last elements
+            each begins at a block of the codec; the padding of its last block repeats its end
     small   | bias | norm | bias |
 
 A parameter is large if it has more than one dimension and ``threshold`` bytes. Large ones are
 joined until a span has ``span_bytes``; the small ones of a group are one span. All ranks lay out
-alike, as that follows from the parameters' shapes and order.
+alike, which follows from the parameters' shapes and order.
 
 Invariants: a span's flat tensors have one dtype: float64 for float64 parameters, else float32. The
-padding repeats values of the block's own parameter, so a block's scale is that of its values. What
-arrives there is kept in flat states, means nothing, and is in no checkpoint: read them by
-``views``, never whole, where elements are counted or summed up, or ``fill_padding`` first.
+padding of an outgoing tensor repeats values of the block's own parameter, so a block's scale is
+that of its values. Padding in flat states has no meaning, and is in no checkpoint: to count or sum
+elements read them by ``views``, never whole, or call ``fill_padding`` first.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from ..tiles import tile_elements
 from .checks import require_dense
 
 Mark = tuple[object, ...]
-SPAN_BYTES = 25 << 20  # as a bucket of DDP
+SPAN_BYTES = 25 << 20  # size of a bucket of DDP
 
 
 @dataclasses.dataclass(frozen=True)
 class Numbered:
-    """A parameter, its number among all of the optimizer, and that of its group."""
+    """A parameter, its number in the optimizer, and the number of its group."""
 
     index: int
     group: int
@@ -43,7 +43,7 @@ class Numbered:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a parameter lies in a flat tensor: elements start to end, and padding to stop."""
+    """Place of a parameter in a flat tensor: elements start to end, and padding to stop."""
 
     index: int
     parameter: torch.nn.Parameter
@@ -54,11 +54,11 @@ class Place:
     device: torch.device
 
     def mark(self) -> Mark:
-        """What has changed as soon as somebody else has written to the parameter by an operation,
-        or has assigned its ``.data``. A write into ``.data`` changes nothing that can be seen here.
+        """Returns a fingerprint of the parameter's storage, which changes when an operation writes
+        to it or its ``.data`` is assigned. A write into ``.data`` cannot be detected.
 
-        Raises ConfigError where the parameter has another size, dtype or device than when it was
-        laid out.
+        Raises ConfigError if the parameter has another size, dtype or device than when it was laid
+        out.
         """
         parameter = self.parameter
         here = (parameter.dtype, parameter.device, parameter.numel())
@@ -72,7 +72,8 @@ class Place:
         return parameter._version, parameter.data_ptr(), parameter.shape, parameter.stride()
 
     def gradient(self) -> torch.Tensor | None:
-        """The parameter's gradient, if it has one. Raises TensorError unless it is dense."""
+        """Returns the parameter's gradient, if it has one. Raises TensorError unless it is
+        dense."""
         found = self.parameter.grad
         if found is not None:
             require_dense(found, "a gradient")
@@ -80,7 +81,7 @@ class Place:
         return found
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:
-        """The parameter's part of a flat tensor, in its shape."""
+        """Returns the parameter's part of a flat tensor, in its shape."""
         return flat[self.start : self.end].view(self.parameter.shape)
 
 
@@ -89,7 +90,7 @@ def _told(dtype: torch.dtype, device: torch.device, count: int) -> str:
 
 
 def places_of(held: Sequence[Numbered], block: int) -> tuple[Place, ...]:
-    """Where parameters lie that are laid end to end: each begins at a block of so many elements."""
+    """Lays parameters end to end; each begins at a multiple of ``block`` elements."""
     places, at = [], 0
     for one in held:
         p = one.parameter
@@ -101,17 +102,17 @@ def places_of(held: Sequence[Numbered], block: int) -> tuple[Place, ...]:
 
 
 class Span:
-    """Some parameters of a group, and what belongs to them, flat.
+    """Some parameters of a group, with their flat gradient and states.
 
     Attributes:
         name: equal on all ranks, and in checkpoints.
         group: the parameter group: its hyperparameters.
         step: the number of the step in progress, from 1.
-        rank, world_size: of the communicator.
+        rank, world_size: the communicator's.
         is_small: whether it holds the small parameters.
         state: the rule's flat tensors by name.
-        gradient: this rank's gradient, flat, in ``outgoing`` and ``update``. Zero where a parameter
-            has none.
+        gradient: this rank's gradient, flat, in ``outgoing`` and ``update``. Zero for a parameter
+            without one.
         present: for each parameter, whether any rank has a gradient of it in this step.
     """
 
@@ -132,61 +133,60 @@ class Span:
         self.master: torch.Tensor | None = None
         if first.dtype != self.dtype:
             self.master = self.zeros()
-        self._marks: list[Mark] = [()] * len(self.places)  # of what ``follow`` has seen
+        self._marks: list[Mark] = [()] * len(self.places)  # as ``follow`` last saw them
         self._has_stepped = False
         self._gradient: torch.Tensor | None = None
 
     @property
     def gradient(self) -> torch.Tensor:
-        """See above."""
+        """Flat gradient of this rank, in ``outgoing`` and ``update`` only."""
         assert self._gradient is not None, "a span has its gradient in outgoing and update only"
         return self._gradient
 
     @property
     def parameters(self) -> list[torch.Tensor]:
-        """The parameters that any rank has a gradient of in this step, each in its shape; of a
-        16-bit one its float32 master copy, which the parameter follows. The others stay as they
-        are."""
+        """Tensors to update: the parameters that any rank has a gradient of in this step, each in
+        its shape; for a 16-bit one its float32 master copy."""
         return [self.stepped(place) for place in self.present_places()]
 
     def stepped(self, place: Place) -> torch.Tensor:
-        """What steps of a parameter: the parameter itself, or its master copy."""
+        """Returns the tensor that an update changes: the parameter itself, or its master copy."""
         if self.master is not None:
             return self.view(self.master, place)
         return place.parameter.detach()
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Of a flat tensor, the part of each of ``parameters``, in its shape."""
+        """Returns the part of each of ``parameters`` in a flat tensor, in its shape."""
         return [self.view(flat, place) for place in self.present_places()]
 
     def view(self, flat: torch.Tensor, place: Place) -> torch.Tensor:
-        """The part of one parameter, in its shape."""
+        """Returns the part of one parameter, in its shape."""
         return place.view(flat)
 
     def tiles(self) -> Iterator[Tile]:
-        """All elements, in order. A device, whose memory is fast, gets them in one tile."""
+        """Yields all elements, in order. A GPU, whose memory is fast, gets them in one tile."""
         size = tile_elements() if self.device.type == "cpu" else self.count
         for start in range(0, self.count, size):
             yield Tile(self, start, min(start + size, self.count))
 
     def zeros(self) -> torch.Tensor:
-        """A flat tensor of the span's size."""
+        """Makes a flat tensor of the span's size."""
         return torch.zeros(self.count, dtype=self.dtype, device=self.device)
 
     def kept(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What a checkpoint must have: flat tensors by name."""
+        """Yields the flat tensors for a checkpoint, by name."""
         yield from self.state.items()
         if self.master is not None:
             yield "master", self.master
 
     def present_places(self) -> list[Place]:
-        """The places of ``parameters``."""
+        """Returns the places of ``parameters``."""
         return [place for place, here in zip(self.places, self.present, strict=True) if here]
 
     # ---- for the mechanism ----
 
     def gather(self, factor: float) -> None:
-        """Takes the parameters' gradients times a factor."""
+        """Copies the parameters' gradients, times a factor, to the flat gradient."""
         flat = torch.empty(self.count, dtype=self.dtype, device=self.device)
         for place in self.places:
             gradient = place.gradient()
@@ -208,7 +208,7 @@ class Span:
             repeat_last(flat, place.start, place.end, place.stop)
 
     def show_master(self) -> None:
-        """Behind an update: rounds the master copy to the parameters."""
+        """Rounds the master copy to the parameters, after an update."""
         if self.master is not None:
             for place in self.present_places():
                 place.parameter.detach().copy_(self.view(self.master, place))
@@ -216,8 +216,8 @@ class Span:
         self._has_stepped = True
 
     def follow(self) -> list[Place]:
-        """Takes into the master copy what somebody else has written to the parameters, as one who
-        loads a checkpoint. Returns those that were written to behind an update."""
+        """Copies to the master copy what other code has written to the parameters, for example
+        loaded weights. Returns the places written to since an update."""
         before, self._marks = self._marks, [place.mark() for place in self.places]
         written = [
             place
@@ -230,7 +230,8 @@ class Span:
         return written if self._has_stepped else []
 
     def load(self, name: str, index: int, value: torch.Tensor) -> None:
-        """Takes one parameter's part of what ``kept`` has by that name."""
+        """Copies one parameter's value to its part of the tensor that ``kept`` yields by that
+        name."""
         flat = dict(self.kept())[name]
         number = [place.index for place in self.places].index(index)
         self.view(flat, self.places[number]).copy_(value)
@@ -239,11 +240,11 @@ class Span:
 
 
 class Tile:
-    """Elements of a span, start to stop, for arithmetic element by element.
+    """Elements start to stop of a span, for element-wise arithmetic.
 
     Attributes:
-        group: as of the span.
-        state, gradient: the span's, of these elements.
+        group: the span's.
+        state, gradient: these elements of the span's.
     """
 
     def __init__(self, span: Span, start: int, stop: int) -> None:
@@ -253,16 +254,16 @@ class Tile:
 
     @property
     def gradient(self) -> torch.Tensor:
-        """See above."""
+        """Elements of the span's gradient."""
         return self.of(self.span.gradient)
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """The part of another flat tensor of the span."""
+        """Returns these elements of another flat tensor of the span."""
         return flat[self.start : self.stop]
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """In which dtype a parameter's state is kept."""
+    """Returns the dtype of the state of a parameter of this dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -272,11 +273,11 @@ def lay_out(
     states: Sequence[str],
     span_bytes: int = SPAN_BYTES,
 ) -> list[Span]:
-    """Spans of parameters, in the order in which they travel: large ones first, those of the last
-    parameters before the others, as backward has these first; then small ones.
+    """Returns spans of parameters, in the order in which they travel: large ones first, the last
+    parameters before the others, as backward computes their gradients first; then small ones.
 
     Args:
-        span_bytes: at which a span of large parameters is full.
+        span_bytes: size at which a span of large parameters is full.
     """
     filling: dict[tuple[Any, ...], list[Numbered]] = {}
     full: list[tuple[bool, list[Numbered]]] = []

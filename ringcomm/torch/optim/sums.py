@@ -1,8 +1,8 @@
-"""Sums that do not depend on the order in which they are made.
+"""Sums that do not depend on the order of addition.
 
-What is decided from a sum, as a layer's rate or when a variance is stable, must be alike on all
-ranks to the bit. A float sum is not: its order is the processor's. So values are turned into whole
-numbers by a power of two, whose sum is exact.
+A decision from a sum, such as a layer's rate or whether a variance is stable, must be the same on
+all ranks to the bit. A float sum is not: its order depends on the CPU. So values are scaled by a
+power of two to integers, whose sum is exact.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import math
 
 import torch
 
-_BITS = 62  # of an int64, which the sum must not exceed
+_BITS = 62  # most bits of the sum in an int64
 
 
 def total(values: torch.Tensor) -> float:
-    """The sum of values that are not negative; equal wherever these are. To a relative 2**-30 for
-    2**32 elements. NaN or infinity where there are such values."""
+    """Returns the sum of values that are not negative, the same for equal values on any CPU. Its
+    relative error is 2**-30 for 2**32 elements. NaN or infinity if there are such values."""
     if values.numel() == 0:
         return 0.0
     largest = float(values.max())
@@ -29,6 +29,6 @@ def total(values: torch.Tensor) -> float:
 
 
 def norm(values: torch.Tensor) -> float:
-    """The Euclidean norm, equal wherever the values are."""
+    """Returns the Euclidean norm, the same for equal values on any CPU."""
     wide = values.to(torch.float64)
     return math.sqrt(total(wide * wide))

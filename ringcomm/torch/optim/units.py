@@ -1,11 +1,11 @@
-"""Units: in which units a preconditioned momentum travels, q of OneBitAdam.
+"""Units of a preconditioned momentum on the wire: q of OneBitAdam.
 
     q = min(R, 5 r),  r = sqrt(v) + eps,  R the root of the mean r^2 of a block of the codec
 
-R is remembered, as v stands still between renewals: a float32 for every block.
+R is cached, as v is fixed between renewals: a float32 for every block.
 
-Invariants: q follows from v and eps, and is the same on all ranks to the bit, as a block is summed
-up element by element in one order. Small spans have q = r: they travel by no codec that has blocks.
+Invariants: q follows from v and eps, and is the same on all ranks to the bit, as a block's elements
+are summed in one order. Small spans have q = r: their codec has no blocks.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ...codecs import BLOCK
 from .arithmetic import root, root_of
 from .span import Span, Tile
 
-_BOUND = 5.0  # times an element's update: the noise that it gets of its block's typical one
+_BOUND = 5.0  # most noise that an element gets from its block, in units of its own update
 
 
 @dataclasses.dataclass(frozen=True)
 class _Typical:
-    """R of each block, and the v and eps that it is of."""
+    """R of each block, and the v and eps that it was computed from."""
 
     square: torch.Tensor
     version: int
@@ -31,18 +31,18 @@ class _Typical:
     blocks: torch.Tensor
 
     def is_of(self, square: torch.Tensor, eps: float) -> bool:
-        """Whether v and eps are still what they were."""
+        """Returns whether v and eps are unchanged."""
         return self.square is square and self.version == square._version and self.eps == eps
 
 
 class Units:
-    """q of the elements of spans."""
+    """Computes q of the elements of spans."""
 
     def __init__(self) -> None:
         self._typical: dict[str, _Typical] = {}  # by span
 
     def of(self, tile: Tile) -> torch.Tensor:
-        """q of each element; the caller's to overwrite."""
+        """Returns q of each element; the caller may overwrite it."""
         root = root_of(tile)
         if tile.span.is_small:
             return root
@@ -59,7 +59,7 @@ class Units:
 
 
 def _typical(tile: Tile) -> torch.Tensor:
-    """R, [blocks, 1]."""
+    """Returns R, of shape [blocks, 1]."""
     scale = root_of(tile)
     squares = scale.mul_(scale).view(-1, BLOCK)
     while squares.shape[1] > 1:

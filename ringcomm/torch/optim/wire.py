@@ -1,8 +1,8 @@
 """WireOptimizer: an optimizer whose step averages its own state over all ranks.
 
-A step agrees first, by a message of a few bytes, on whether it is made, on the factor that clips
-the gradients, and on which parameters have a gradient anywhere. Then the spans travel one behind
-the other, and each is updated when its means are there:
+In a step the ranks first agree, by a message of a few bytes, on whether to make it, on the factor
+that clips the gradients, and on which parameters have a gradient on any rank. Then the spans travel
+one after the other, and each is updated when its means have come:
 
     agree | encode 1 | encode 2 | ...                                     this rank
                      | 1 travels ------- | 2 travels ------- | ...
@@ -10,10 +10,10 @@ the other, and each is updated when its means are there:
 
 With overlap the spans begin in backward, and the ranks agree when all have begun.
 
-Invariants: what is applied to a parameter is the same on all ranks, to the bit, and is applied by
-operations that round alike on all CPUs. A step that one rank cannot make, as its gradients are not
-finite, is made by none, and changes nothing. Exchanges are submitted in one order on all ranks.
-Hyperparameters never travel.
+Invariants: a parameter's update is the same on all ranks, to the bit, by operations that round
+alike on all CPUs. A step that one rank cannot make, as its gradients are not finite, is skipped on
+all, and changes nothing. Exchanges are submitted in one order on all ranks. Hyperparameters are
+never sent.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from .flight import Flight
 from .rule import Rule
 from .span import SPAN_BYTES, Numbered, Span, lay_out
 
-_IN_FLIGHT = 4  # spans
+_IN_FLIGHT = 4  # most spans in flight
 
 
 class WireSettings(TypedDict, total=False):
-    """Arguments of WireOptimizer that its subclasses take as they are."""
+    """Arguments of WireOptimizer that its subclasses pass on unchanged."""
 
     max_norm: float | None
     threshold: int
@@ -48,37 +48,37 @@ class WireSettings(TypedDict, total=False):
 
 
 class WireOptimizer(ExchangingOptimizer[Span, Flight]):
-    """What the optimizers of this package have in common.
+    """Base of the optimizers of this package.
 
     Args:
-        params, defaults, comm, overlap, fixed: as of ExchangingOptimizer.
-        rule: what travels, and what is done with it.
-        max_norm: clips the gradients, before anything travels, by one factor on all ranks: max_norm
+        params, defaults, comm, overlap, fixed: as in ExchangingOptimizer.
+        rule: defines the exchanges and the update.
+        max_norm: clips the gradients, before anything is sent, by one factor on all ranks: max_norm
             over the root of the mean over the ranks of the squared norms of their gradients. That
-            is never less than the norm of the mean gradient, which nobody knows by then. (The norm
-            of noise falls by the root of the number of ranks in the mean: where noise prevails, a
-            max_norm larger by that factor clips as seldom as after DDP.) ``clip_grad_norm_``
-            between backward and step works as well; it clips each rank's gradient by its own norm.
+            is never less than the norm of the mean gradient, not known by then. (The norm of noise
+            falls by the root of the number of ranks in the mean: where noise prevails, a max_norm
+            larger by that factor clips as seldom as after DDP.) ``clip_grad_norm_`` between
+            backward and step works as well; it clips each rank's gradient by its own norm.
         threshold: bytes of a parameter below which it is small. Small ones, and those of one
             dimension, travel together, at bf16 where others do at int8 or less.
         span_bytes: large parameters are joined until they have so many bytes, and travel together;
-            with ``overlap`` they begin when backward has the last of these gradients.
+            with ``overlap`` they begin when backward has computed their last gradient.
 
-    Parameters of 16 bits have a float32 master copy, which is what steps. Change their weights by
+    16-bit parameters have a float32 master copy, which the update changes. Change their weights by
     ``copy_`` and other operations under ``torch.no_grad()``, which the master copy follows, as it
     follows an assignment to ``parameter.data``. The next step undoes ``parameter.data.clamp_()``
-    and other writes into ``.data``, which nothing shows.
+    and other writes into ``.data``, which cannot be detected.
 
-    Parameters stay the same on all ranks to the bit, also on CPUs with other instructions.
+    Parameters stay the same on all ranks to the bit, even if the CPUs have different instructions.
 
     A parameter that has a gradient on some ranks has a zero one on the others. One that has none
-    anywhere stays as it is; its momentum goes on as with a gradient of zero.
+    on any rank does not change; its momentum decays as with a gradient of zero.
 
-    A step for which a rank's gradient is not finite is left out on all ranks. So a GradScaler's
-    scale may differ between ranks, which changes nothing, as what travels is unscaled.
+    A step for which a rank's gradient is not finite is skipped on all ranks. A GradScaler's scale
+    may differ between ranks, as gradients are unscaled before they are sent.
 
     Attributes:
-        skipped: steps that were not made, as a gradient was not finite.
+        skipped: number of steps that were not made, as a gradient was not finite.
         carried: bytes that this rank has sent, over links or through shared memory, but for the
             agreements.
         feedback: the residuals, by exchange and span.
@@ -119,11 +119,12 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
 
     @property
     def spans(self) -> Sequence[Span]:
-        """What travels together; empty before the first step."""
+        """Spans in the order of their exchange; empty before the first step."""
         return tuple(self._spans)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch.optim's. What a backward has begun to send is dropped; on all ranks, then."""
+        """Zeroes the gradients as torch.optim does. With ``overlap`` it drops exchanges that a
+        backward has begun, and must then be called on all ranks."""
         if self._overlap is not None:
             self._overlap.drop()
         super().zero_grad(set_to_none)
@@ -163,7 +164,7 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
         self._require_active(verdict.has_any)
 
     def _exchange(self, factor: float) -> None:
-        """All spans, with a few of them in flight."""
+        """Exchanges all spans, with a few of them in flight."""
         flying: collections.deque[Flight] = collections.deque()
         for span in self._spans:
             if any(span.present):
@@ -175,7 +176,7 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
     def _launch(self, span: Span, factor: float = 1.0, step: int | None = None) -> Flight:
         span.group = self.param_groups[span.group_index]
         span.step = self.steps + 1 if step is None else step
-        if step is None:  # in backward; else the step has followed
+        if step is None:  # in backward; otherwise _step() has called _follow
             self._follow(span)
         span.gather(factor)
         exchanges = self._rule.exchanges(span.step)
@@ -191,7 +192,7 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
 
     def _land(self, flights: Iterable[Flight]) -> None:
         for flight in flights:
-            if not any(flight.span.present):  # begun in backward, as nobody knew
+            if not any(flight.span.present):  # begun in backward, before the ranks agreed
                 flight.drop()
             elif not flight.land():
                 self._skip("the step is left out")
@@ -226,7 +227,7 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
             self._overlap.watch(spans)
 
     def _tell_small(self) -> None:
-        """Warns where the codec that was asked for has nothing to do."""
+        """Warns if all parameters are so small that a quantising codec is never used."""
         wanted = [parse(one.compression) for one in self._rule.usual(self.steps + 1)]
         if any(codec.quantises for codec in wanted) and all(one.is_small for one in self._spans):
             warn_caller(
@@ -238,12 +239,12 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
     # ---- states ----
 
     def state_dict(self) -> dict[str, Any]:
-        """torch.optim's form, with the residuals of this rank. Nothing is sent. Each rank that
-        saves and loads its own, in a world of the same size, goes on to the bit."""
+        """State in torch.optim's form, with the residuals of this rank. Nothing is sent. If each
+        rank saves and loads its own, in a world of the same size, training continues to the bit."""
         return self._told(self.feedback.state_dict(self._comm))
 
     def gather_state_dict(self) -> dict[str, Any]:
-        """torch.optim's form, with what all ranks have not delivered, for a world of any size. A
+        """State in torch.optim's form, with the residuals of all ranks, for a world of any size. A
         collective; all ranks get the same. Raises what ``allreduce`` raises."""
         with naming(f"gather_state_dict() of {type(self).__name__}"):
             state = self._told(self.feedback.gather_state_dict(self._comm))
@@ -263,12 +264,12 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
         return self._rule.method
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on from what ``state_dict`` or ``gather_state_dict`` returned. Nothing is sent; each
-        rank loads its own, or all load the same. Parameters that are trained since begin anew.
+        """Restores what ``state_dict`` or ``gather_state_dict`` returned. Nothing is sent; each
+        rank loads its own, or all load the same. Parameters that are not in it begin anew.
 
-        Raises ConfigError for a state of another method or model, or one that a rank saved for
-        itself in a world of another size. (If another rank of as many did, residuals start from
-        zero, with a warning.)
+        Raises ConfigError for a state of another method or model, or ``state_dict`` of a world of
+        another size. (With ``state_dict`` of another rank of as many, residuals start from zero,
+        with a warning.)
         """
         own = saved.require_method(state_dict, self._method())
         feedback = FeedbackStore()

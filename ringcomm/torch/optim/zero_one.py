@@ -8,9 +8,9 @@
                                            m = -u (sqrt(v) + eps) / L;  u_i = L = 0
         h doubles every so many steps, up to 16
 
-In B the ranks' parameters differ between exchanges: save and evaluate where ``is_together``. The
-anchor is p at the last exchange. (The paper has p_i - u_i for it, which roundings make differ from
-rank to rank.) Weights that somebody else writes in B are the new anchor, with u_i = 0. v and m are
+In B the ranks' parameters differ between exchanges: save and evaluate when ``is_together``. The
+anchor is p at the last exchange. (The paper uses p_i - u_i, which roundings make differ from rank
+to rank.) Weights that other code writes in B become the new anchor, with u_i = 0. v and m are
 unbiased, and where v is 0 nothing moves.
 
 Residuals of A are in units of gradients, those of B in units of parameters: they have two names,
@@ -38,24 +38,24 @@ from .wire import WireOptimizer, WireSettings
 
 
 class ZeroOneAdam(WireOptimizer):
-    """0/1 Adam; see WireOptimizer for what is common.
+    """0/1 Adam; other arguments are WireOptimizer's.
 
     Args:
-        lr, betas, eps, weight_decay: as of torch.optim.AdamW.
-        var_freeze_step: the last step of A: behind the learning rate's warm-up, and late enough for
+        lr, betas, eps, weight_decay: as in torch.optim.AdamW.
+        var_freeze_step: the last step of A: after the learning rate's warm-up, and late enough for
             the variance to have settled, which takes a good part of a short run.
         var_update_scaler: renewals of the variance until their interval doubles.
         local_step_scaler: steps of B until the interval of exchanges doubles.
         local_step_clipper: the longest such interval.
-        compression, dense: how gradients and movements travel, and how gradients of renewals do.
+        compression, dense: codecs of gradients and movements, and of gradients in renewals.
 
     Attributes:
         is_together: whether all ranks have the same parameters, after the latest step.
 
-    Who writes to the weights behind var_freeze_step writes the same on all ranks, as
-    ``load_state_dict`` of a model does; what depends on the weights is the same where the ranks are
-    together. Else ``step`` raises MismatchError on all ranks. After the optimizer's
-    ``load_state_dict`` its first step takes the weights for those that were saved with the state.
+    Code that writes to the weights after var_freeze_step must write the same on all ranks, as
+    ``load_state_dict`` of a model does; values computed from the weights are the same only when the
+    ranks are together. Otherwise ``step`` raises MismatchError on all ranks. The first step after
+    the optimizer's ``load_state_dict`` assumes the weights that were saved with the state.
     """
 
     _rule: _ZeroOne
@@ -97,12 +97,12 @@ class ZeroOneAdam(WireOptimizer):
 
     @property
     def is_together(self) -> bool:
-        """See above."""
+        """Whether all ranks have the same parameters, after the latest step."""
         return self._rule.is_together
 
 
 class _Pace:
-    """When ranks exchange in B, and the sum of learning rates since they did.
+    """Decides when ranks exchange in B.
 
     Attributes:
         interval: steps between exchanges.
@@ -113,26 +113,26 @@ class _Pace:
         self.interval, self._steps = 1, 0
 
     def is_due(self, step: int) -> bool:
-        """Whether that step ends with an exchange."""
+        """Returns whether that step ends with an exchange."""
         return step % self.interval == 0
 
     def advance(self) -> None:
-        """Behind each step of B."""
+        """Counts a step of B."""
         self._steps += 1
         if self._steps == self._scaler:
             self._steps, self.interval = 0, min(2 * self.interval, self._most)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands."""
+        """State for a checkpoint."""
         return {"interval": self.interval, "steps": self._steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there."""
+        """Restores a state."""
         self.interval, self._steps = state["interval"], state["steps"]
 
 
 class _ZeroOne(Rule):
-    """Both phases."""
+    """Rule of both phases."""
 
     method = "ZeroOneAdam"
     states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "moved", "anchor")
@@ -146,9 +146,9 @@ class _ZeroOne(Rule):
         self._signs = (Exchange("signs", compression),)
         self._movement = (Exchange("movement", compression),)
         self._is_local = False  # in B
-        self._ages: dict[str, tuple[int, int]] = {}  # of each span, means taken into m and v
-        self._rates: dict[str, float] = {}  # L
-        self._written: dict[int, int] = {}  # by parameter, checksums of what somebody else wrote
+        self._ages: dict[str, tuple[int, int]] = {}  # by span, numbers of means in m and in v
+        self._rates: dict[str, float] = {}  # L by span
+        self._written: dict[int, int] = {}  # by parameter, checksum of weights other code wrote
         self.is_together = True
 
     def exchanges(self, step: int) -> Sequence[Exchange]:
@@ -202,13 +202,13 @@ class _ZeroOne(Rule):
         torch._foreach_sub_(span.parameters, steps)
 
     def _steps(self, span: Span, moment: torch.Tensor, root: torch.Tensor) -> list[torch.Tensor]:
-        """s of each parameter."""
+        """Returns s of each parameter."""
         steps = with_decay(span, mask(span, moment / self._gains(span)[0] / root))
         torch._foreach_mul_(steps, span.group["lr"])
         return steps
 
     def _meet(self, span: Span, mean: torch.Tensor, root: torch.Tensor) -> None:
-        """All ranks go on from the same place."""
+        """Moves all ranks' parameters to the anchor plus the mean movement."""
         moved = mask(span, mean)
         span.state["anchor"].add_(moved)
         for place in span.places:
@@ -222,7 +222,7 @@ class _ZeroOne(Rule):
         return root(span.state["exp_avg_sq"] / self._gains(span)[1]).add_(span.group["eps"])
 
     def _gains(self, span: Span) -> tuple[float, float]:
-        """What the sums of weights in m and v have come to."""
+        """Returns the sums of the weights in m and v, which remove the bias."""
         first, second = self._ages.get(span.name, (0, 0))
         beta1, beta2 = span.group["betas"]
         gain1 = 1.0 if self._is_local or not first else 1 - power(beta1, first)
