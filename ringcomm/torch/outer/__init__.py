@@ -1,6 +1,6 @@
-"""Outer steps: ranks train apart for many iterations, and then exchange what they have learnt.
+"""Outer steps: ranks train apart for many iterations, and then average their changes.
 
-``OuterStep`` is the whole; its parts are exported for who wants other settings of them.
+Use ``OuterStep``; the other names customize its parts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Fragments: the parameters cut by layers, and the buffers.
 
-A layer is a numbered part of the model ("blocks.3."), or what lies outside of those by its first
-name ("embedding."). Layer i belongs to fragment i mod P, so that each fragment has parts of all
-depths:
+A layer is a numbered part of the model ("blocks.3."), or, outside of those, all parameters with the
+same first name ("embedding."). Layer i belongs to fragment i mod P, so that each fragment has parts
+of all depths:
 
     layers      embedding  blocks.0  blocks.1  blocks.2  blocks.3  head
     fragment        0         1         0         1         0       1         P = 2
@@ -24,7 +24,7 @@ from .blocks import Named
 
 
 def trained_of(model: nn.Module) -> list[Named]:
-    """The parameters that are trained, by name. Raises ConfigError if there are none."""
+    """Returns the parameters that are trained, by name. Raises ConfigError if there are none."""
     found: list[Named] = [
         (plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad
     ]
@@ -34,8 +34,8 @@ def trained_of(model: nn.Module) -> list[Named]:
 
 
 def buffers_of(model: nn.Module) -> tuple[list[Named], list[Named]]:
-    """The buffers, by name: the floating ones, and the integers. Truth values are left out: they
-    are masks, which are no results of training."""
+    """Returns the buffers, by name: the floating ones, and the integers. bool buffers are left out:
+    they are masks, not results of training."""
     named = [(plain_name(name), buffer) for name, buffer in model.named_buffers()]
     floating = [(name, one) for name, one in named if one.is_floating_point()]
     whole = [(name, one) for name, one in named if _is_integer(one)]
@@ -47,8 +47,8 @@ def _is_integer(tensor: torch.Tensor) -> bool:
 
 
 def cut(parameters: Iterable[Named], count: int) -> list[list[Named]]:
-    """The parameters in ``count`` fragments. Where there are fewer layers than that, each parameter
-    counts as a layer.
+    """Cuts the parameters into ``count`` fragments. If there are fewer layers than that, each
+    parameter counts as a layer.
 
     Raises ConfigError if there are fewer parameters than fragments.
     """

@@ -1,17 +1,17 @@
-"""Steps whose gradients are not finite are left out, on the rank that has them.
+"""Guard: skips a step with gradients that are not finite, on the rank that has them.
 
-One NaN would be in the weights with the step, and in the means of an optimizer such as Adam for
-ever: that rank's deltas would not count in any later round. So gradients are looked at before each
-step, as a GradScaler does, in one pass that writes nothing. Where one is not finite, or so large
-that its square is not, the optimizer is given none and changes nothing.
+One NaN would spoil the weights in this step, and the moments of an optimizer such as Adam for ever:
+that rank's deltas would not count in any later round. So gradients are checked before each step, as
+a GradScaler does, in one pass that writes nothing. If one is not finite, or so large that its
+square is not, the gradients are set to None, and the optimizer changes nothing.
 
-What a step itself spoils is found when the rank's delta is taken (flight.py). The weights go on
-from the anchor then, and the optimizer begins anew with what it keeps of these parameters. A copy
-of its state as of the last round would lose less, and cost AdamW the memory of two more models for
-what hardly ever happens.
+Weights that a step itself spoils are found when the rank's delta is taken (flight.py). They are
+then replaced by the anchor, and the optimizer's state of these parameters is reset. A copy of that
+state as of the last round would lose less, but cost AdamW the memory of two more models for a rare
+case.
 
-Invariants: a step that a GradScaler looks after is left to it. Nothing stays on the optimizers
-after ``stop``.
+Invariants: a step that a GradScaler checks is not checked here. ``stop`` removes all hooks from the
+optimizers.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .rounds import Rounds
 
 
 class Guard:
-    """Looks after the optimizers of one rank.
+    """Checks the steps of the optimizers of one rank.
 
     Args:
-        optimizers: those that OuterStep was given.
-        names: of the model's trained parameters, by id().
-        core: what counts iterations and rounds.
+        optimizers: the optimizers that OuterStep was given.
+        names: names of the model's trained parameters, by id().
+        core: the rounds, which count iterations.
     """
 
     def __init__(
@@ -41,20 +41,21 @@ class Guard:
     ) -> None:
         self._optimizers, self._names, self._core = list(optimizers), names, core
         self._handles: list[Any] = []
-        self._dropped_at = -1  # the number of rounds
+        self._dropped_at = -1  # round in which the weights were last not finite
 
     def start(self) -> None:
-        """Looks at the gradients before each step from now on."""
+        """Checks the gradients before each step from now on."""
         self._handles = [one.register_step_pre_hook(self._look) for one in self._optimizers]
 
     def stop(self) -> None:
-        """Ends that."""
+        """Ends the checks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def _look(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        """The arguments of the step, with a closure whose gradients are looked at, too."""
+        """Checks the gradients before a step; of a step with a closure, after the closure. Returns
+        the step's arguments with such a closure, or None."""
         if getattr(optimizer, "found_inf", None) is not None:
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -95,7 +96,8 @@ class Guard:
         return self._core.peers.members[self._core.comm.rank]
 
     def take_up_again(self) -> None:
-        """The weights were not finite, and go on from the anchor; so do the optimizers."""
+        """Resets the optimizers and warns, after the weights were not finite and were replaced by
+        the anchor."""
         before, self._dropped_at = self._dropped_at, self._core.number
         also, mended = "", self._mend()
         if mended:
@@ -116,8 +118,8 @@ class Guard:
         )
 
     def _mend(self) -> int:
-        """Has the optimizers begin anew with what they keep of parameters, where that is not
-        finite. Returns of how many."""
+        """Resets the optimizers' state of each parameter of which it is not finite. Returns the
+        number of these parameters."""
         mended = 0
         for optimizer in self._optimizers:
             for parameter in [p for p in optimizer.state if id(p) in self._names]:
@@ -127,7 +129,7 @@ class Guard:
                 if all(map(all_finite, kept)):
                     continue
                 mended += 1
-                if isinstance(optimizer, torch.optim.Adagrad):  # it makes its state once for all
+                if isinstance(optimizer, torch.optim.Adagrad):  # its state is made in __init__ only
                     for tensor in kept:
                         tensor.nan_to_num_(0.0, 0.0, 0.0)
                 else:
@@ -136,8 +138,8 @@ class Guard:
 
 
 def _first_not_finite(gradients: Sequence[torch.Tensor]) -> int | None:
-    """The index of the first that is not, or whose square is not. Of each device one result is
-    waited for."""
+    """Returns the index of the first gradient that is not finite, or whose square is not; None if
+    there is none. Waits for one result on each device."""
     dense = [one.coalesce().values() if one.is_sparse else one for one in gradients]
     for device in {one.device for one in dense}:
         at = [index for index, one in enumerate(dense) if one.device == device and one.numel()]

@@ -1,9 +1,9 @@
-"""Headers: what each rank tells the others in a round, beside its deltas.
+"""Headers: a rank's flags in a round, sent beside its deltas.
 
-Headers are gathered on all ranks, so whatever follows from them is the same everywhere: whether a
-flush is over, how many deltas a mean is of, whether ranks train on the same data.
+Headers are gathered on all ranks, so decisions from them are the same everywhere: whether a flush
+is over, how many deltas a mean has, whether ranks train on the same data.
 
-Invariants: a header has a fixed size. A delta that does not count is zero, so that it can leave
+Invariants: a header has a fixed size. A delta that does not count is zero, so that it can be sent
 before the others' headers are known.
 """
 
@@ -23,14 +23,14 @@ _LAYOUT = struct.Struct("<4?4x16s")  # the fields of a Header, in their order
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """One rank's.
+    """One rank's flags in a round.
 
     Attributes:
         is_ending: it flushes.
         has_unsent: it has trained since its last rounds.
         is_dropped: its delta is not finite, and does not count.
-        counts: its delta does; else it is zero.
-        data: a digest of its first batch; zeros where it is not known.
+        counts: its delta counts; else it is zero.
+        data: digest of its first batch; zeros if unknown.
     """
 
     is_ending: bool
@@ -46,7 +46,7 @@ class Header:
 
 
 class Headers:
-    """Those of all ranks of a round, in the order of its communicator."""
+    """Headers of all ranks of a round, in the order of its communicator."""
 
     def __init__(self, rows: Sequence[Header]) -> None:
         self.rows = list(rows)
@@ -58,12 +58,12 @@ class Headers:
 
     @property
     def is_over(self) -> bool:
-        """All ranks flush, and none has anything left to send."""
+        """Whether all ranks flush, and none has anything left to send."""
         return all(row.is_ending and not row.has_unsent for row in self.rows)
 
     @property
     def all_end(self) -> bool:
-        """All ranks flush."""
+        """Whether all ranks flush."""
         return all(row.is_ending for row in self.rows)
 
     @property
@@ -73,11 +73,11 @@ class Headers:
 
     @property
     def counting(self) -> int:
-        """How many deltas count."""
+        """Number of deltas that count."""
         return sum(row.counts for row in self.rows)
 
     def same_data(self) -> list[tuple[int, int]]:
-        """Pairs of ranks of the communicator that have trained on the same first batch."""
+        """Returns pairs of ranks of the communicator that have trained on the same first batch."""
         known: dict[bytes, int] = {}
         pairs = []
         for rank, row in enumerate(self.rows):

@@ -1,10 +1,9 @@
-"""Hellos: what ranks must know of each other before they exchange anything.
+"""Hellos: messages in which ranks tell their setup and progress before a round.
 
-At the start, and before each round where ranks may come back, each rank tells how it is set up and
-how far it is. From that all know alike who needs the state, and from whom it comes: from the first
-of those that are furthest.
+They are exchanged at the start, and before each round if ranks may come back. From them all ranks
+know alike which ranks need the state, and which one sends it: the first of those that are furthest.
 
-Invariants: ranks that are set up differently are refused on all ranks alike.
+Invariants: a rank that is set up differently is refused on all ranks alike.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ _LAYOUT = struct.Struct("<??6xqq16s")  # the fields of a Hello, in their order
 
 @dataclasses.dataclass(frozen=True)
 class Hello:
-    """One rank's.
+    """Setup and progress of one rank.
 
     Attributes:
         is_starting: it has just been attached, and is in no round.
-        has_state: it has a state to go on from.
-        number: of its next round.
+        has_state: it has loaded a state, or taken part in a round.
+        number: number of its next round.
         place: its rank in torch.distributed's default group; -1 without one.
-        setup: a digest of all that must be the same on all ranks.
+        setup: digest of all settings that must be the same on all ranks.
     """
 
     is_starting: bool
@@ -40,14 +39,14 @@ class Hello:
     setup: bytes
 
     def exchanged(self, comm: Communicator, timeout: float | None) -> Hellos:
-        """Those of all ranks. Raises MismatchError if they are set up differently."""
+        """Returns the hellos of all ranks. Raises MismatchError if they are set up differently."""
         packed = np.frombuffer(_LAYOUT.pack(*dataclasses.astuple(self)), np.uint8)
         rows = comm.allgather(packed, timeout=timeout)
         return Hellos([Hello(*_LAYOUT.unpack(bytes(row))) for row in np.asarray(rows)], comm.rank)
 
 
 class Hellos:
-    """Those of all ranks, in the order of the communicator."""
+    """Hellos of all ranks, in the order of the communicator."""
 
     def __init__(self, rows: Sequence[Hello], rank: int) -> None:
         self.rows, self._rank = list(rows), rank
@@ -62,24 +61,24 @@ class Hellos:
 
     @property
     def all_start(self) -> bool:
-        """No rank is in a round."""
+        """Whether no rank is in a round."""
         return all(row.is_starting for row in self.rows)
 
     @property
     def leader(self) -> int:
-        """The rank that the state comes from."""
+        """Rank that sends the state."""
         most = max(_progress(row) for row in self.rows)
         return next(at for at, row in enumerate(self.rows) if _progress(row) == most)
 
     @property
     def needs_state(self) -> list[bool]:
-        """Of each rank, whether it has to be given the state: it has none, or is behind."""
+        """Whether each rank must be given the state: it has none, or is behind."""
         most = max(_progress(row) for row in self.rows)
         return [not row.has_state or _progress(row) < most for row in self.rows]
 
     @property
     def own_need(self) -> bool:
-        """Whether this rank has to be given the state."""
+        """Whether this rank must be given the state."""
         return self.needs_state[self._rank]
 
 

@@ -1,11 +1,11 @@
-"""A word where an OuterStep is left without its end: what was trained is in no model but this
-rank's, and nothing else would tell.
+"""Last warning of an OuterStep that was never ended: only this rank's model has its training, and
+no other error would show that.
 
-    never attached                  a forgotten "with": said again, as SilenceWarning is, at its end
-    attached, and never detached    iterations that no round has: said when it goes, or at exit
-    left by SystemExit              the same; any other exception speaks for itself
+    never attached                  a forgotten "with": repeats the SilenceWarning at the end
+    attached, and never detached    unsent iterations: logged when it is deleted, or at exit
+    left by SystemExit              unsent iterations, too; other exceptions need no warning
 
-Invariants: said once; an OuterStep is not kept alive by it.
+Invariants: logged once; it does not keep an OuterStep alive.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _log = logging.getLogger("ringcomm")
 
 
 class LastWord:
-    """Of one OuterStep.
+    """Logs a warning when an OuterStep is deleted without its end.
 
     Args:
         owner: that OuterStep.
 
     Attributes:
         unsent: iterations of this rank that are in no round yet.
-        was_forgotten: optimizers of its model have stepped, and it was not attached.
+        was_forgotten: whether optimizers of its model have stepped while it was not attached.
     """
 
     def __init__(self, owner: object) -> None:

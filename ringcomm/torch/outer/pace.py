@@ -4,8 +4,8 @@
                                 fragment     0     1     0     1       each every 30
     None                        never: only a flush exchanges, once
 
-Invariants: a pace counts its own rounds, not those that a flush adds, so that a flush does not
-shift what follows.
+Invariants: a pace counts its own rounds, not those that a flush adds, so a flush does not shift
+later rounds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Pace:
 
     Args:
         every: iterations between two rounds of one fragment; None: no round but those of a flush.
-        fragments: there are; they take turns.
+        fragments: number of fragments, which take turns.
 
     Attributes:
         every: as given.
@@ -42,17 +42,17 @@ class Pace:
             most = "one exchange, of everything" if every is None else "at most that many"
             raise ConfigError(f"Invalid fragments: {fragments}; with every={every} there is {most}")
         self._fragments = fragments
-        self._begin = 0  # the iteration that rounds are counted from
+        self._begin = 0  # iteration at which the present turn of all fragments began
         self._rounds = 0
 
     def is_due(self, iteration: int) -> bool:
-        """Whether a round is due after so many iterations."""
+        """Returns whether a round is due after that many iterations."""
         if self.every is None:
             return False
         return iteration >= self._begin + (self._rounds + 1) * self.every // self._fragments
 
     def advance(self) -> None:
-        """A round was entered."""
+        """Notes that a round was entered."""
         if self.every is None:
             return
         self._rounds += 1
@@ -60,11 +60,11 @@ class Pace:
             self._begin, self._rounds = self._begin + self.every, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint stores of it."""
+        """State for a checkpoint."""
         return {} if self.every is None else {"begin": self._begin, "rounds": self._rounds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what ``state_dict`` returned."""
+        """Restores what ``state_dict`` returned."""
         if self.every is not None:
             self._begin, self._rounds = int(state["begin"]), int(state["rounds"])
 

@@ -1,4 +1,4 @@
-"""Peers: who takes part in a round, and over which communicator.
+"""Peers: the members of a round, and their communicator.
 
 Invariants: between ``begin_round`` and the next one ``comm`` connects exactly the round's members.
 """
@@ -14,7 +14,7 @@ _REMEDY = "OuterStep(min_peers=...) goes on without a rank that is lost: docs/LO
 
 
 class Round(Protocol):
-    """Who takes part in one round. Ranks are those of the whole job."""
+    """Members of one round. Ranks are numbers in the whole job."""
 
     @property
     def left(self) -> tuple[int, ...]:
@@ -22,54 +22,55 @@ class Round(Protocol):
 
     @property
     def joined(self) -> tuple[int, ...]:
-        """Members that need the state."""
+        """Members that must be given the state."""
 
 
 class Peers(Protocol):
-    """What decides on that: ringcomm.membership.Membership, or FixedPeers."""
+    """Decides on the members of rounds: ringcomm.membership.Membership, or FixedPeers."""
 
     @property
     def comm(self) -> Communicator:
-        """The communicator of the round."""
+        """Communicator of the round."""
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The ranks that it connects, in its order."""
+        """Ranks that the communicator connects, in its order."""
 
     def begin_round(self, number: int, token: bytes = b"") -> Round:
-        """Enters a round, and waits until it is known who does."""
+        """Enters a round, and waits until its members are known."""
 
     def end_round(self) -> None:
-        """Returns once all members have all that the round brings; before it is used."""
+        """Returns when all members have all results of the round; called before these are used."""
 
     def lost(self, error: RingcommError) -> Round:
-        """A collective of the round failed: who is left enters the same round anew. Raises the
-        error where that cannot be."""
+        """Enters the same round anew with the remaining ranks, after a collective of it failed.
+        Raises the error if that is impossible."""
 
 
 class EveryRound:
-    """The round of peers that never change."""
+    """Round of peers that never change."""
 
     left: tuple[int, ...] = ()
     joined: tuple[int, ...] = ()
 
 
 class FixedPeers:
-    """All ranks of a communicator, in every round; a failure is final."""
+    """Makes all ranks of a communicator the members of every round; a failure is final."""
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
         self.members = tuple(range(comm.world_size))
 
     def begin_round(self, number: int, token: bytes = b"") -> Round:
-        """Nobody is waited for."""
+        """Returns at once."""
         return EveryRound()
 
     def end_round(self) -> None:
-        """A failure is final, so nobody needs to know that the others have succeeded."""
+        """Does nothing: a failure is final, so no rank needs to know that the others have
+        succeeded."""
 
     def lost(self, error: RingcommError) -> NoReturn:
-        """Raises the error; where a peer was lost, it says how to go on without one."""
-        if isinstance(error, PeerLostError) and _REMEDY not in str(error):  # raised again, later
+        """Raises the error; if a peer was lost, its text names min_peers."""
+        if isinstance(error, PeerLostError) and _REMEDY not in str(error):  # it may be raised twice
             error.args = (f"{error}. {_REMEDY}",)
         raise error

@@ -1,7 +1,7 @@
-"""What OuterStep has measured.
+"""Counts and times of an OuterStep.
 
-Invariants: times are of time.perf_counter(); a rank trains from the end of one call of OuterStep's
-to the next one.
+Invariants: times are of time.perf_counter(); time between two calls of OuterStep's counts as
+training.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from collections.abc import Iterator
 
 @dataclasses.dataclass
 class OuterReport:
-    """See ``OuterStep.report``.
+    """Counts and times of this rank; ``print`` shows them in a line.
 
     Attributes:
-        iterations: made by this rank.
-        rounds: that are over.
-        payload_bytes: of its deltas, before compression.
+        iterations: number of iterations.
+        rounds: number of finished rounds.
+        payload_bytes: bytes of its deltas, before compression.
         sent_bytes: payload that this rank has sent for them, after compression.
         training_s: seconds between OuterStep's calls.
         waited_s: seconds that it has waited for other ranks and for transfers.
-        own_s: seconds that it has computed itself: copies and carries; and deltas and outer rules,
-            where no other thread sees to them.
-        repeated: rounds that were begun anew, as a peer was lost.
+        own_s: seconds of its own computations in OuterStep's calls: copies and carries; and deltas
+            and outer rules, if no other thread computes them.
+        repeated: number of rounds that were begun anew, as a peer was lost.
         left: ranks that were lost or late, in the order of their leaving.
         joined: ranks that came back.
         dropped: rounds in which this rank's deltas did not count, as its weights were not finite.
-        skipped: steps that were left out on this rank, as a gradient was not finite.
+        skipped: steps that were skipped on this rank, as a gradient was not finite.
     """
 
     iterations: int = 0
@@ -47,7 +47,7 @@ class OuterReport:
 
     @property
     def utilisation(self) -> float:
-        """The share of the time in which the rank has trained; 1.0 before there is any."""
+        """Share of the time in which the rank has trained; 1.0 before any time has passed."""
         spent = self.training_s + self.waited_s + self.own_s
         return self.training_s / spent if spent else 1.0
 
@@ -60,19 +60,19 @@ class OuterReport:
 
 
 class Stopwatch:
-    """Where this rank's time goes."""
+    """Measures training time and own time of this rank."""
 
     def __init__(self, report: OuterReport) -> None:
         self._report = report
-        self._since: float | None = None  # training since
+        self._since: float | None = None  # start of training time that is not counted yet
 
     def begin(self) -> None:
-        """Training begins now; the time before does not count."""
+        """Starts training time; the time before does not count."""
         self._since = time.perf_counter()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Within, OuterStep works or waits, and training pauses."""
+        """Pauses training time while OuterStep works or waits."""
         entered, waited_before = time.perf_counter(), self._report.waited_s
         if self._since is not None:
             self._report.training_s += entered - self._since

@@ -4,19 +4,19 @@
                              |      |        |     |
                          send 0  apply 0  send 1  apply 1
 
-A flush brings all ranks to the anchor. Each rank that flushes says so in its header. As long as a
-rank does not flush, as it counts iterations differently or trains longer, those that do take part
-in its rounds. When all flush, each fragment with anything left has one more round; a round in which
-nobody has anything left ends it.
+A flush brings all ranks to the anchor. A rank that flushes sets a flag in its header. As long as
+some rank does not flush, as it counts iterations differently or trains longer, the flushing ranks
+take part in its rounds. When all flush, each fragment with unsent training has one more round; a
+round in which no rank has any left ends the flush.
 
-Between a send and its application a thread of this object's works at the round, while the caller's
-trains on: it takes the deltas, sends and receives, and makes ready what follows. Where nothing goes
-on meanwhile, with a delay of 0 and in a flush, the caller's thread does it.
+Between a send and its application a thread of this object runs the round, while the caller's thread
+continues training: it takes the deltas, sends and receives, and computes the next anchor. With a
+delay of 0, and in a flush, the caller's thread does this.
 
-Invariants: one flight at a time. The number of a round says which fragment it is of, on all ranks.
-Ranks that were away, or are behind, are given the state and bring nothing to that round. Only one
-thread at a time uses the peers and their communicator: the caller's uses them where no flight is
-on its way. What fails in the other thread is raised in the caller's; begun anew by that one, too.
+Invariants: one flight at a time. The number of a round determines its fragment, on all ranks. Ranks
+that were away, or are behind, are given the state and send zeros in that round. Only one thread at
+a time uses the peers and their communicator: the caller's does so when no flight is on its way. The
+caller's thread raises errors of the other one, and begins failed rounds anew.
 """
 
 from __future__ import annotations
@@ -50,26 +50,26 @@ from .report import OuterReport, Stopwatch
 
 _log = logging.getLogger("ringcomm")
 
-_SCALARS = 1024  # bytes in which a state's scalars travel
+_SCALARS = 1024  # bytes of the message with a state's scalars
 
 
 class Rounds:
     """The rounds of one rank.
 
     Args:
-        fragments: of the model.
+        fragments: fragments of the model.
         pace: when rounds are due.
         delay: iterations between a send and its application.
         digest: returns the first batch's digest, 16 bytes.
-        timeout: seconds for a collective; None: as the communicator has it.
+        timeout: seconds for a collective; None: the communicator's timeout.
         on_away: called when this rank has been given the state of others.
         on_dropped: called when this rank's deltas did not count, as its weights were not finite.
 
     Attributes:
         iteration: iterations made by this rank, added to those of the state that it began from.
-        number: of the next round.
+        number: number of the next round.
         flight: the round on its way, if any.
-        has_state: it goes on from a state that was loaded, or from a round.
+        has_state: whether it has loaded a state, or taken part in a round.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Rounds:
 
     @property
     def peers(self) -> Peers:
-        """Who takes part."""
+        """Members of the rounds."""
         assert self._peers is not None
         return self._peers
 
@@ -116,11 +116,11 @@ class Rounds:
     # ---- training ----
 
     def start(self, peers: Peers, setup: bytes) -> Hellos:
-        """Joins the others: ranks without a state get that of the first rank. Where others are in a
-        round already, this rank takes part in that one.
+        """Joins the others: ranks without a state get the first rank's. If others are in a round
+        already, this rank takes part in it.
 
         Args:
-            setup: a digest of all that must be the same on all ranks.
+            setup: digest of all settings that must be the same on all ranks.
         """
         self._peers, self._setup = peers, setup
         hellos = self._enter(is_starting=True)
@@ -131,12 +131,12 @@ class Rounds:
         return hellos
 
     def use(self, peers: Peers) -> None:
-        """From the next round on the same ranks meet by these."""
+        """Uses other peers, of the same ranks, from the next round on."""
         self._peers = peers
 
     def stop(self, own: Communicator | None) -> None:
-        """Ends the thread, and closes the communicator that it works by. Both wait for a flight
-        that is on its way, and this call does not."""
+        """Ends the thread, and closes the communicator that it uses; after a flight that is on its
+        way, for which this call does not wait."""
         is_flying = self.flight is not None
         if is_flying and own is not None:
             self._worker.submit(own.close)
@@ -145,7 +145,7 @@ class Rounds:
             own.close()
 
     def tick(self) -> None:
-        """An iteration is over."""
+        """Counts an iteration; applies a result that is due, and begins a round that is due."""
         self.iteration += 1
         self.report.iterations += 1
         for fragment in self.fragments:
@@ -161,7 +161,7 @@ class Rounds:
                 self.land()
 
     def land(self) -> None:
-        """Applies the round on its way, if there is one, as soon as it is over."""
+        """Waits for the round on its way, if there is one, and applies it."""
         if self.flight is None:
             return
         self._complete()
@@ -175,7 +175,8 @@ class Rounds:
         self._note(flight, flight.outcome.headers)
 
     def flush(self) -> None:
-        """Ends what is on its way, and exchanges what is left, until all ranks flush."""
+        """Applies the round on its way, and exchanges all unsent training, until all ranks
+        flush."""
         self.land()
         while True:
             self._enter()
@@ -191,7 +192,7 @@ class Rounds:
             self.land()
 
     def settle(self) -> None:
-        """Waits for the round on its way, and applies nothing."""
+        """Waits for the round on its way without applying it."""
         if self.flight is not None:
             self._complete()
 
@@ -207,7 +208,7 @@ class Rounds:
         return self.fragments[self.number % len(self.fragments)]
 
     def _enter(self, *, is_starting: bool = False) -> Hellos:
-        """Enters a round. Who needs the state gets it."""
+        """Enters a round, and gives the state to ranks that need it."""
         with self._waiting():
             self._entered += 1
             return self._meet(self.peers.begin_round(self._entered, self._setup), is_starting)
@@ -232,7 +233,7 @@ class Rounds:
         return hellos
 
     def _share_state(self, hellos: Hellos) -> None:
-        """The leader's state to those that need it."""
+        """Broadcasts the leader's state to the ranks that need it."""
         adopts = hellos.own_need and hellos.leader != self.comm.rank
         leads = hellos.leader == self.comm.rank
         for fragment in self.fragments:
@@ -260,7 +261,7 @@ class Rounds:
         self._on_away()
 
     def _launch(self, *, is_ending: bool) -> None:
-        """Begins this rank's part of the round that was entered."""
+        """Starts this rank's part of the round that was entered."""
         fragment = self._fragment
         self.flight = Flight(
             fragment,
@@ -283,14 +284,14 @@ class Rounds:
         )
 
     def _begin(self, flight: Flight) -> None:
-        """If the rank trains on meanwhile, the other thread works at the round from here on."""
+        """Hands a delayed flight to the other thread."""
         if flight.is_delayed:
             streams = side_streams(flight.fragment.devices)
             job = functools.partial(self._fly, flight, self.peers, streams)
             self._job = self._worker.submit(job)
 
     def _fly(self, flight: Flight, peers: Peers, streams: Sequence[Any]) -> None:
-        """In the other thread. The peers are those of the round, whoever comes after them."""
+        """Runs a flight in the other thread, with the peers of its round."""
         with torch.no_grad(), to_its_end(streams):
             self._bring_to_its_end(flight, peers)
 
@@ -302,7 +303,7 @@ class Rounds:
         flight.close()
 
     def _join(self, flight: Flight) -> None:
-        """Returns when the flight is over. Raises what made it fail."""
+        """Returns when the flight is over. Raises its error."""
         if not flight.is_delayed:
             self._bring_to_its_end(flight, self.peers)
             return
@@ -312,13 +313,13 @@ class Rounds:
 
     @property
     def _has_failed(self) -> bool:
-        """The flight has, for good: there is nobody to repeat it with."""
+        """Whether the flight has failed, and there are no peers to repeat it with."""
         error = self._job.exception() if self._job is not None and self._job.done() else None
         is_final = isinstance(self.peers, FixedPeers) or not isinstance(error, RingcommError)
         return error is not None and is_final
 
     def _complete(self) -> None:
-        """Waits for the flight; where a peer was lost, repeats its round with the same deltas."""
+        """Waits for the flight; if a peer was lost, repeats its round with the same deltas."""
         while True:
             assert self.flight is not None
             try:
@@ -332,17 +333,17 @@ class Rounds:
                 with self._waiting():
                     hellos = self._meet(self.peers.lost(error), is_starting=False)
                 self.flight = failed
-            except BaseException:  # an interrupt, too: nothing of it can be used
+            except BaseException:  # even an interrupt: the flight cannot be used any more
                 self.flight = self._job = None
                 raise
             self.report.repeated += 1
-            if hellos.own_need:  # the others have completed it: this rank brings nothing
+            if hellos.own_need:  # the others have completed it: this rank sends zeros
                 self._launch(is_ending=failed.header.is_ending)
             else:
                 self._begin(failed)
 
     def _note(self, flight: Flight, headers: Headers | None) -> None:
-        """After a round: what follows from the headers."""
+        """Counts a finished round, and warns of what its headers show."""
         if flight.is_dropped:
             self.report.dropped += 1
             self._on_dropped()

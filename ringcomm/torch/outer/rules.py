@@ -1,19 +1,19 @@
 """Outer rules: how an anchor follows the mean of the ranks' deltas.
 
-A rank's delta is the anchor less its own weights, so it points the way a gradient does, and an
-outer rule is an optimizer of it. With D the (weighted) mean of the deltas:
+A rank's delta is the anchor less its own weights, so it points in a gradient's direction, and an
+outer rule is an optimizer that takes it for one. With D the (weighted) mean of the deltas:
 
     Nesterov(gamma, mu)  u <- mu u + D; anchor <- anchor - gamma (D + mu u)
-    Nesterov(1, 0)       anchor <- anchor - D              "mean": that of the ranks' weights
-    Sparse(gamma)        anchor <- anchor - gamma D        of the few elements that travel
+    Nesterov(1, 0)       anchor <- anchor - D              "mean": the mean of the ranks' weights
+    Sparse(gamma)        anchor <- anchor - gamma D        of the few elements that are sent
 
-What counts of gamma and mu is gamma / (1 - mu), the whole way that one delta moves the anchor. So
-who gives one of the two gets the other by that law, with GAIN as the quotient: gamma .7 for mu .5.
-mu near .9 needs hundreds of rounds, and overshoots at the end of a short run.
+gamma / (1 - mu) matters: the whole way that one delta moves the anchor. Given one of the two, the
+other follows from this quotient being GAIN: gamma .7 for mu .5. mu near .9 needs hundreds of
+rounds, and overshoots at the end of a short run.
 
 Invariants: a rule works element by element, in place, on flat tensors that are the same on all
-ranks, by operations that round once (no add with alpha, lerp or addcmul, which round as the CPU
-has it), so that all ranks have the same anchor to the bit. It keeps nothing itself: its memory is a
+ranks, by operations that round once (not add with alpha, lerp or addcmul, whose rounding depends on
+the CPU), so that all ranks have the same anchor to the bit. It has no state itself: its memory is a
 dictionary of flat tensors by name, made by ``memory``, which a checkpoint stores.
 """
 
@@ -34,22 +34,22 @@ Memory = dict[str, torch.Tensor]
 
 
 class Rule(Protocol):
-    """One outer rule."""
+    """Moves an anchor by the mean of the ranks' deltas."""
 
     def memory(self, anchor: torch.Tensor) -> Memory:
-        """What it needs to remember of an anchor: tensors like it, by name."""
+        """Makes the rule's memory for an anchor: tensors of its size, by name."""
 
     def step(self, anchor: torch.Tensor, mean: torch.Tensor, memory: Memory) -> None:
         """Moves the anchor, in place. ``mean`` may be overwritten."""
 
 
 class Nesterov:
-    """Nesterov's momentum over the mean deltas, as torch.optim.SGD(nesterov=True) has it.
+    """Nesterov's momentum over the mean deltas, as in torch.optim.SGD(nesterov=True).
 
     Args:
-        gamma: the outer rate; None: by the law at the head of this file from mu.
-        mu: the outer momentum; None: by that law from gamma; both None: .7 and .5. With 0 there is
-            none, and nothing to remember.
+        gamma: the outer rate; None: GAIN (1 - mu).
+        mu: the outer momentum; None: 1 - gamma / GAIN; both None: .7 and .5. With 0 the rule has
+            no momentum, and no memory.
 
     Raises ConfigError unless gamma is above 0 and at most 100, and mu is in [0, 1).
     """
@@ -61,11 +61,11 @@ class Nesterov:
         self.gamma = _rate(GAIN * (1 - self.mu) if gamma is None else gamma)
 
     def memory(self, anchor: torch.Tensor) -> Memory:
-        """The momentum, if there is one."""
+        """Makes the momentum, unless mu is 0."""
         return {"momentum": torch.zeros_like(anchor)} if self.mu else {}
 
     def step(self, anchor: torch.Tensor, mean: torch.Tensor, memory: Memory) -> None:
-        """See the head of this file."""
+        """Moves the anchor by gamma (D + mu u), after updating u."""
         if not self.mu:
             _descend(anchor, mean, self.gamma)
             return
@@ -82,18 +82,18 @@ def _rate(gamma: float) -> float:
 
 
 def _descend(anchor: torch.Tensor, mean: torch.Tensor, gamma: float) -> None:
-    """Without a product where it would change nothing: of integers there is none."""
+    """Subtracts gamma times the mean; without the product if gamma is 1, as integers have none."""
     for a, d in tiles(anchor, mean):
         a.sub_(d if gamma == 1.0 else d.mul_(gamma))
 
 
 class Sparse:
-    """The largest elements of the deltas' decayed sum, and no outer momentum: what does not travel
-    is kept (e <- decay e + d; q = the largest of each chunk of e; e <- e - q) and takes its place.
+    """Sends the largest elements of the deltas' decayed sum e; has no outer momentum, as unsent
+    elements stay in e (e <- decay e + d; q = the largest of each chunk of e; e <- e - q).
 
     Args:
-        density: the share of the elements that travels.
-        decay: what remains of e from round to round.
+        density: the share of the elements that is sent.
+        decay: factor for e from round to round.
         gamma: the outer rate.
         aggregate: "mean" divides an element's sum by the number of ranks, "senders" by the number
             of those that have sent the element.
@@ -117,11 +117,11 @@ class Sparse:
         self.aggregate = aggregate
 
     def memory(self, anchor: torch.Tensor) -> Memory:
-        """Nothing: what does not travel is kept by the exchange."""
+        """Returns nothing: the exchange keeps unsent elements."""
         return {}
 
     def step(self, anchor: torch.Tensor, mean: torch.Tensor, memory: Memory) -> None:
-        """See the head of this file."""
+        """Moves the anchor by gamma times the mean."""
         _descend(anchor, mean, self.gamma)
 
     def __repr__(self) -> str:
@@ -136,7 +136,8 @@ _BY_NAME: dict[str, Callable[[], Rule]] = {"mean": MEAN, "nesterov": Nesterov, "
 
 
 def rule_of(outer: object) -> Rule:
-    """The rule that OuterStep's ``outer`` names or is. Raises ConfigError for anything else."""
+    """Returns the rule that OuterStep's ``outer`` names or is. Raises ConfigError for anything
+    else."""
     if outer == "sgd":
         raise ConfigError("outer='sgd' is gone: give Nesterov(gamma, mu=0), or \"mean\"")
     if isinstance(outer, str) and outer in _BY_NAME:

@@ -1,7 +1,7 @@
-"""The wires of a sparse outer step: of each chunk of a decayed sum of deltas the largest elements.
+"""The wires of a sparse outer step: they send the largest elements of each chunk of a decayed sum.
 
-Invariants: as wires.py has them. What has not travelled yet is kept by a SparseExchange for each
-block, which goes on with another communicator where the members are others.
+Invariants: those of wires.py. A SparseExchange for each block keeps the unsent elements, and
+changes to another communicator when the members of rounds change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class Chosen:
         self._mean: torch.Tensor | None = None
 
     def wait(self) -> torch.Tensor:
-        """See Sent."""
         if self._mean is None:
             found = torch.from_numpy(self._round.wait().scatter())
             self._mean = found.to(self._like.device, self._like.dtype)
@@ -36,19 +35,17 @@ class Chosen:
 
     @property
     def sent_bytes(self) -> int:
-        """See Sent."""
         return self._round.sent_bytes
 
     def undo(self) -> None:
-        """See Sent."""
         self._round.undo()
 
 
 class SparseWire:
-    """One block's exchange.
+    """Exchange of the largest elements of one block.
 
     Args:
-        rule: what it follows.
+        rule: density, decay and aggregate.
         count: elements of the block.
     """
 
@@ -59,12 +56,11 @@ class SparseWire:
         self._exchange: SparseExchange | None = None
 
     def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:
-        """See Wire."""
         host = delta.to("cpu", torch.float32)
         return Chosen(self.exchange_on(comm).submit(host, timeout=timeout), delta)
 
     def exchange_on(self, comm: Communicator) -> SparseExchange:
-        """The exchange, over this communicator."""
+        """Returns the block's exchange, over this communicator."""
         if self._exchange is None:
             self._exchange = SparseExchange(
                 comm,
@@ -78,12 +74,12 @@ class SparseWire:
         return self._exchange
 
     def forget(self) -> None:
-        """Drops what has not travelled."""
+        """Drops the unsent elements."""
         self._exchange = None
 
 
 class SparseWires:
-    """See wires.Wires."""
+    """Makes a SparseWire for each block."""
 
     align = 1
     repeats = False
@@ -93,12 +89,10 @@ class SparseWires:
         self._wires: dict[str, SparseWire] = {}
 
     def wire(self, name: str, count: int) -> Wire:
-        """See Wires."""
         self._wires[name] = SparseWire(self._rule, count)
         return self._wires[name]
 
     def state_dict(self, comm: Communicator) -> dict[str, Any]:
-        """See Wires."""
         return {
             "kind": _KIND,
             "blocks": {
@@ -107,7 +101,6 @@ class SparseWires:
         }
 
     def gather_state_dict(self, comm: Communicator) -> dict[str, Any]:
-        """See Wires."""
         return {
             "kind": _KIND,
             "blocks": {
@@ -117,14 +110,13 @@ class SparseWires:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], comm: Communicator) -> None:
-        """See Wires."""
+        """Restores the unsent elements. Raises ConfigError for a state of other wires."""
         if state.get("kind") != _KIND or set(state["blocks"]) != set(self._wires):
             raise ConfigError("OuterStep: the state holds no residuals of a sparse outer step")
         for name, wire in self._wires.items():
             wire.exchange_on(comm).load_state_dict(state["blocks"][name])
 
     def forget(self) -> None:
-        """See Wires."""
         for wire in self._wires.values():
             wire.forget()
 

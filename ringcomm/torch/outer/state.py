@@ -1,13 +1,13 @@
-"""What a checkpoint keeps of an OuterStep.
+"""The state of an OuterStep in a checkpoint.
 
     both kinds      anchor and the rules' memory by tensors' names, iteration, number of the round,
-                    what wires have left over
-    gathered        a round on its way is taken as applied; ranks go on from the anchor
-    a rank's own    a round on its way as it is, and what this rank has trained since its rounds
+                    residuals of wires
+    gathered        a round on its way counts as applied; ranks continue from the anchor
+    a rank's own    a round on its way unapplied, and the iterations since this rank's rounds
 
 Invariants: a state holds tensors, strings, numbers and containers of these only, so torch.load
-reads it with weights_only=True. It shares no memory with what goes on. Nothing is changed by a load
-that raises, save where a wire's own state is refused.
+reads it with weights_only=True. It shares no memory with the OuterStep. A load that raises changes
+nothing, except if a wire's own state is refused.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _KEYS = {"outer", "fragments", "anchor", "memory", "wires", "iteration", "number
 
 
 def told(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dict[str, Any]:
-    """This rank's own state, or the gathered one, which is a collective. A round on its way must
-    have come."""
+    """Returns this rank's own state, or the gathered one, which is a collective. The result of a
+    round on its way must have come."""
     anchor: dict[str, torch.Tensor] = {}
     memory: dict[str, dict[str, torch.Tensor]] = {}
     number = core.number
@@ -44,7 +44,7 @@ def told(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dict[s
     if core.flight is not None and not own:
         number += 1
     counted = {"iteration": core.iteration, "pace": core.pace.state_dict()}
-    if not own:  # ranks may count otherwise
+    if not own:  # ranks may count differently
         counted = CommExchange(comm).shared(counted)
     state = {
         "format": _FORMAT,
@@ -70,7 +70,8 @@ def told(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dict[s
 def _settled(
     core: Rounds, *, is_applied: bool
 ) -> Iterator[tuple[Unit, torch.Tensor, dict[str, torch.Tensor]]]:
-    """Each unit's anchor and memory, as they are or as they will be after the round on its way."""
+    """Yields each unit with its anchor and memory: the present ones, or those after the round on
+    its way."""
     flight = core.flight if is_applied else None
     for fragment in core.fragments:
         for at, unit in enumerate(fragment.units):
@@ -99,7 +100,7 @@ def _flight_told(flight: Flight | None) -> dict[str, Any] | None:
 
 
 def load(core: Rounds, wires: Wires, comm: Communicator, state: Mapping[str, Any]) -> None:
-    """Goes on from a state. Raises ConfigError for one that does not fit."""
+    """Restores a state. Raises ConfigError for one that does not fit."""
     _require_fit(core, state)
     exact = state.get("exact")
     place = {"world_size": comm.world_size, "rank": comm.rank}
@@ -127,10 +128,10 @@ def load(core: Rounds, wires: Wires, comm: Communicator, state: Mapping[str, Any
 
 
 def _load_exact(core: Rounds, exact: Mapping[str, Any], *, own: bool) -> None:
-    """What is a rank's own, and the round on its way. Of another rank's that round's result alone
-    counts, which is the same on all."""
+    """Restores a rank's own part, and the round on its way. From another rank's state it takes only
+    that round's result, which is the same on all."""
     if own:
-        before = [since[0] for since in exact.get("since", ())]  # as weights by tokens had it
+        before = [since[0] for since in exact.get("since", ())]  # form of earlier versions
         counts = exact.get("iterations", before)
         for fragment, iterations in zip(core.fragments, counts, strict=True):
             fragment.iterations = int(iterations)
@@ -154,7 +155,7 @@ def _fill(unit: Unit, flat: torch.Tensor, parts: Mapping[str, torch.Tensor]) -> 
 
 
 def _rule_of(core: Rounds) -> str:
-    """The rule's name in a state: without momentum Nesterov is the mean."""
+    """Returns the rule's name in a state: Nesterov without momentum is the mean."""
     unit = core.fragments[0].units[0]
     name = type(unit.rule).__name__
     return "Mean" if name == "Nesterov" and not unit.memory else name

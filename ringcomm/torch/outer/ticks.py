@@ -1,17 +1,17 @@
-"""Ticks: what tells OuterStep that an iteration is over.
+"""Ticks: signals to OuterStep that an iteration is over.
 
-A GradScaler skips optimizer.step() where a gradient overflowed, on each rank by itself, as ranks
-train apart. Counted by steps, ranks would disagree about how far they are. So:
+A GradScaler skips optimizer.step() if a gradient overflowed, on each rank by itself, as ranks train
+apart. If steps were counted, ranks would disagree on the number of iterations. So:
 
     optimizers             an iteration is over when each of them has stepped once more
-    optimizers and scaler  when scaler.update() has been called: also where it skipped the steps
+    optimizers and scaler  when scaler.update() has been called: even if it skipped the steps
     neither                when outer.tick() is called
 
-If ranks skip steps and the scaler was not given, they still meet: a round is entered by each rank
-at its own count, one iteration later where a step was skipped, and at the end those that flush join
-the rounds of those that do not yet (see rounds.py). That costs waiting, and never a hang.
+If ranks skip steps and the scaler was not given, their rounds still come about: each rank enters a
+round at its own count, one iteration later if it skipped a step, and at the end ranks that flush
+join the rounds of the others (rounds.py). That costs waiting, and never a hang.
 
-Invariants: nothing stays on the optimizers or the scaler after ``stop``.
+Invariants: ``stop`` removes all hooks from the optimizers and the scaler.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class Ticks(Protocol):
         """Calls ``on_tick`` at the end of each iteration from now on."""
 
     def stop(self) -> None:
-        """Ends that."""
+        """Ends the calls."""
 
 
 class StepTicks:
     """Ticks when each optimizer has stepped once more.
 
-    Where the step of a subclass calls that of its base, torch may run the hooks of both: before,
-    before, after, after. Of a step that raises it runs those before it only. So an iteration is
-    over at the first hook after a step that follows one before.
+    If the step of a subclass calls its base's, torch may run the hooks of both: before, before,
+    after, after. If a step raises, only the hooks before it run. So a step is over at the first
+    hook after it that follows one before it.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -52,8 +52,6 @@ class StepTicks:
         self._handles: list[Any] = []
 
     def start(self, on_tick: OnTick) -> None:
-        """See Ticks."""
-
         def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             self._begun.add(id(optimizer))
 
@@ -71,7 +69,6 @@ class StepTicks:
             self._handles.append(one.register_step_post_hook(after_step))
 
     def stop(self) -> None:
-        """See Ticks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -80,7 +77,7 @@ class StepTicks:
 
 
 class ScalerTicks:
-    """Ticks when the scaler has been updated. ``update`` is replaced on the scaler itself."""
+    """Ticks when the scaler has been updated, by a replacement of its ``update``."""
 
     def __init__(self, scaler: Any) -> None:
         if not callable(getattr(scaler, "update", None)):
@@ -88,7 +85,6 @@ class ScalerTicks:
         self._scaler = scaler
 
     def start(self, on_tick: OnTick) -> None:
-        """See Ticks."""
         update = self._scaler.update
 
         def update_and_tick(*args: Any, **kwargs: Any) -> Any:
@@ -99,23 +95,22 @@ class ScalerTicks:
         self._scaler.update = update_and_tick
 
     def stop(self) -> None:
-        """See Ticks."""
         self._scaler.__dict__.pop("update", None)
 
 
 class NoTicks:
-    """The caller ticks."""
+    """Never ticks: the caller calls outer.tick()."""
 
     def start(self, on_tick: OnTick) -> None:
-        """See Ticks."""
+        """Does nothing."""
 
     def stop(self) -> None:
-        """See Ticks."""
+        """Does nothing."""
 
 
 def optimizers_of(optimizer: Any) -> list[torch.optim.Optimizer]:
-    """The optimizers of OuterStep's argument: one, several or none; those within wrappers of
-    frameworks. Raises ConfigError for anything else."""
+    """Returns the optimizers in OuterStep's argument, one, several or none, without frameworks'
+    wrappers. Raises ConfigError for anything else."""
     given = [] if optimizer is None else [optimizer]
     if isinstance(optimizer, (list, tuple)):
         given = list(optimizer)
@@ -129,7 +124,7 @@ def optimizers_of(optimizer: Any) -> list[torch.optim.Optimizer]:
 
 
 def ticks_of(optimizers: Sequence[torch.optim.Optimizer], scaler: Any) -> Ticks:
-    """The source for what OuterStep was given."""
+    """Returns the source of ticks for OuterStep's optimizers and scaler."""
     if scaler is not None:
         return ScalerTicks(scaler)
     return StepTicks(optimizers) if optimizers else NoTicks()

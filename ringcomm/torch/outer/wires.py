@@ -1,10 +1,10 @@
-"""Wires: how a block's deltas become their mean on all ranks.
+"""Wires: exchanges of a block's deltas, whose result is their mean on all ranks.
 
-    DenseWire     an all-reduce with a codec, and error feedback where it leaves something over
-    LargestWire   the largest change of any rank, exactly: of integers, which have no mean
+    DenseWire     an all-reduce with a codec, and error feedback if the codec needs it
+    LargestWire   the largest change of any rank, exactly: for integers, which have no mean
 
-Invariants: what a wire remembers between rounds changes only when a round has succeeded; ``undo``
-takes it back where the round as a whole has not. A wire has one delta in flight at most.
+Invariants: a wire's residuals change only when its exchange has succeeded; ``undo`` restores them
+if the round as a whole has not. A wire has one delta in flight at most.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Sent(Protocol):
     """A delta in flight."""
 
     def wait(self) -> torch.Tensor:
-        """The mean of what the ranks have sent. Raises what the collective raises."""
+        """Returns the mean of the ranks' deltas. Raises what the collective raises."""
 
     def undo(self) -> None:
-        """Takes back what the wire has learnt from it."""
+        """Restores the wire's residuals of before."""
 
     @property
     def sent_bytes(self) -> int:
@@ -36,16 +36,16 @@ class Sent(Protocol):
 
 
 class Wire(Protocol):
-    """How one block's deltas travel.
+    """Exchange of one block's deltas.
 
     Attributes:
-        is_mean: what comes is the mean of all ranks' deltas.
+        is_mean: whether the result is the mean of all ranks' deltas.
     """
 
     is_mean: bool
 
     def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:
-        """Sends a delta, whose memory is the wire's from then on."""
+        """Sends a delta, whose memory the wire may overwrite."""
 
 
 class Reduced:
@@ -57,23 +57,20 @@ class Reduced:
         self._work, self._tensor, self._feedback = work, tensor, feedback
 
     def wait(self) -> torch.Tensor:
-        """See Sent."""
         self._work.wait()
         return self._tensor
 
     def undo(self) -> None:
-        """See Sent."""
         if isinstance(self._feedback, ErrorFeedback):
             self._feedback.undo()
 
     @property
     def sent_bytes(self) -> int:
-        """See Sent."""
         return self._work.stats().sent_bytes
 
 
 class DenseWire:
-    """An all-reduce to the mean, by a codec."""
+    """Averages deltas by an all-reduce with a codec."""
 
     is_mean = True
 
@@ -83,7 +80,6 @@ class DenseWire:
         self._compression, self._feedback = compression, feedback
 
     def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:
-        """See Wire."""
         work = comm.allreduce(
             delta,
             "avg",
@@ -96,21 +92,20 @@ class DenseWire:
 
 
 class LargestWire:
-    """The largest change of any rank: as deltas are the anchor less the local values, their
-    minimum."""
+    """Takes the largest change of any rank: the minimum of the deltas, as each is the anchor less
+    the local values."""
 
     is_mean = False
 
     def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:
-        """See Wire."""
         return Reduced(comm.allreduce(delta, "min", async_op=True, timeout=timeout), delta, None)
 
 
 class Wires(Protocol):
-    """Makes the wires of a model's fragments, and keeps what they remember.
+    """Makes the wires of a model's fragments, and holds their residuals.
 
     Attributes:
-        align: at which elements tensors are to begin within a block.
+        align: number of elements at a multiple of which each tensor of a block must begin.
         repeats: whether a codec scales a block by the mean of its elements.
     """
 
@@ -118,30 +113,30 @@ class Wires(Protocol):
     repeats: bool
 
     def wire(self, name: str, count: int) -> Wire:
-        """The wire of a block of so many elements; names differ."""
+        """Makes the wire of a block of ``count`` elements; each has its own name."""
 
     def state_dict(self, comm: Communicator) -> dict[str, Any]:
-        """What this rank has left. Nothing is sent."""
+        """Residuals of this rank. Nothing is sent."""
 
     def gather_state_dict(self, comm: Communicator) -> dict[str, Any]:
-        """What all ranks have left, for a world of any size. A collective."""
+        """Residuals of all ranks, for a world of any size. A collective."""
 
     def load_state_dict(self, state: Mapping[str, Any], comm: Communicator) -> None:
-        """Goes on from what either has returned."""
+        """Restores what either has returned."""
 
     def forget(self) -> None:
-        """Drops what they remember: this rank has missed rounds."""
+        """Drops the residuals, as this rank has missed rounds."""
 
 
 class DenseWires:
-    """All-reduces by one codec.
+    """Makes all-reduces with one codec.
 
     Args:
         compression: the codec's name; None: none.
-        feedback: None: error feedback where the codec needs it. True: with any codec that rounds in
+        feedback: None: error feedback if the codec needs it. True: with any codec that rounds in
             blocks. False: none.
 
-    Raises ConfigError for an unknown codec, or one that does not go with it.
+    Raises ConfigError for an unknown codec, or a wrong ``feedback``.
     """
 
     def __init__(self, compression: Compression | None, feedback: bool | None) -> None:
@@ -155,26 +150,22 @@ class DenseWires:
         self.repeats = parsed.name == "onebit"
 
     def wire(self, name: str, count: int) -> Wire:
-        """See Wires."""
         if not self._keeps:
             return DenseWire(self._codec, False)
         return DenseWire(self._codec, self._store.add(name, count))
 
     def state_dict(self, comm: Communicator) -> dict[str, Any]:
-        """See Wires."""
         return self._store.state_dict(comm) if self._keeps else {}
 
     def gather_state_dict(self, comm: Communicator) -> dict[str, Any]:
-        """See Wires."""
         return self._store.gather_state_dict(comm) if self._keeps else {}
 
     def load_state_dict(self, state: Mapping[str, Any], comm: Communicator) -> None:
-        """See Wires."""
         if state and self._keeps:
             self._store.load_state_dict(state, comm)
 
     def forget(self) -> None:
-        """See Wires."""
+        """Sets all residuals to zero."""
         for name in self._store:
             one = self._store[name]
             empty = one.worker * 0

@@ -3,7 +3,7 @@
     import ringcomm.torch.sparse
     optimizer = ringcomm.torch.sparse.SGD(model.parameters(), lr=0.1, momentum=0.9, density=0.01)
 
-As gradients come in backward, their largest cache lines are chosen, with error feedback, summed
+As backward computes gradients, their largest cache lines are chosen, with error feedback, summed
 over all ranks, and applied to a master copy in host memory by kernels that touch these lines only.
 The model is not in DistributedDataParallel: the optimizer does the exchange.
 """

@@ -1,16 +1,16 @@
-"""Buckets: parameters that travel together, and what is kept of them in host memory.
+"""Buckets: parameters with one exchange, and their gradient, weights and states in host memory.
 
     gradient | weight ..............|bias ..|weight ..........   float32, of this rank
-    master   | ....................................              float32, what the optimizer steps
-    shown    | ....................................              what the model computes with
+    master   | ....................................              float32, changed by the optimizer
+    shown    | ....................................              the model's weights
 
-Every parameter begins at a block of 16 elements, a cache line. Parameters of 32 or bfloat16 bits in
+Every parameter begins at a block of 16 elements, a cache line. float32 and bfloat16 parameters in
 host memory are views of ``shown``; others are copied from it.
 
 Invariants: ``master`` and the optimizer's states begin at a cache line, and are numpy's, which asks
-for huge pages: a step of scattered lines takes three times as long without them. A parameter that
-somebody else writes to, as one who loads a checkpoint, or whose ``.data`` somebody assigns, is
-noticed by its mark before the next step (Place.mark).
+for huge pages: a step of scattered lines takes three times as long without them. If other code
+writes to a parameter, for example to load a checkpoint, or assigns its ``.data``, its mark shows
+that before the next step (Place.mark).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ States = dict[str, np.ndarray[Any, Any]]
 
 
 def in_lines(count: int, dtype: type[Any] = np.float32) -> np.ndarray[Any, Any]:
-    """Zeros of four bytes each, which begin at a cache line, so that each block is one line."""
+    """Makes zeros of four bytes each that begin at a cache line, so that each block is one line."""
     room = np.zeros(count + BLOCK, dtype)
     skipped = -room.ctypes.data % (BLOCK * room.itemsize) // room.itemsize
     return room[skipped : skipped + count]
@@ -44,13 +44,13 @@ class Bucket:
 
     Attributes:
         name: equal on all ranks, and in checkpoints.
-        places: the parameters, and where they lie.
+        places: the parameters and their places.
         group: the number of the parameter group.
-        count: elements, with what fills the last blocks of parameters.
+        count: elements, with the padding of parameters to whole blocks.
         gradient: this rank's, flat.
         master: the weights.
-        exchange: how its gradient travels; of the optimizer that has laid it out.
-        states: what that optimizer keeps of it besides, by name.
+        exchange: the exchange of its gradient; set by the optimizer.
+        states: the optimizer's states by name; set by the optimizer.
     """
 
     exchange: SparseExchange
@@ -71,8 +71,8 @@ class Bucket:
         self.follow()
 
     def gather(self) -> bool:
-        """Takes the parameters' gradients; False if they have none. Raises TensorError unless they
-        are dense."""
+        """Copies the parameters' gradients to the flat one. Returns False if there are none. Raises
+        TensorError unless they are dense."""
         for place in self.places:
             part, gradient = place.view(self.gradient), place.gradient()
             if gradient is None:
@@ -82,13 +82,13 @@ class Bucket:
         return any(place.parameter.grad is not None for place in self.places)
 
     def is_current(self) -> bool:
-        """Whether nobody else has written to the parameters. Raises ConfigError where one has
-        another size, dtype or device than before."""
+        """Returns whether no other code has written to the parameters. Raises ConfigError if one
+        has another size, dtype or device than before."""
         return [place.mark() for place in self.places] == self._marks
 
     def follow(self) -> None:
-        """Takes parameters that somebody else has written to, and makes them views again where
-        they have other memory. Raises ConfigError as ``is_current``."""
+        """Copies parameters that other code has written to, and makes them views again if they have
+        other memory. Raises ConfigError as ``is_current``."""
         master = torch.from_numpy(self.master)
         for number, place in enumerate(self.places):
             if place.mark() != self._marks[number]:
@@ -100,7 +100,7 @@ class Bucket:
         self._remember()
 
     def show(self, entries: Entries, kernel_set: str) -> None:
-        """Lets the model see weights that have changed: entries has them."""
+        """Copies the changed weights, which are in ``entries``, to the model."""
         put(entries, kernel_set, self._shown)
         for place in self.places:
             if not self._aliased:
@@ -110,7 +110,7 @@ class Bucket:
         self._remember()
 
     def load(self, master: torch.Tensor) -> None:
-        """Goes on from a master copy, which the model sees."""
+        """Takes a master copy, and copies it to the model."""
         self.master[:] = master.numpy()
         self._shown.copy_(master)
         for place in self.places:
@@ -126,8 +126,8 @@ def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def lay_out(parameters: Sequence[Numbered], bucket_bytes: int = BUCKET_BYTES) -> list[Bucket]:
-    """Buckets in the order in which they travel: those of the last parameters first, as backward
-    has these first."""
+    """Returns buckets in the order in which they travel: those of the last parameters first, as
+    backward computes these gradients first."""
     filling: dict[tuple[Any, ...], list[Numbered]] = {}
     full: list[list[Numbered]] = []
     for one in reversed(parameters):

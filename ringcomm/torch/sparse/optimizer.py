@@ -1,14 +1,15 @@
-"""SparseOptimizer: gradients that travel by their largest blocks, and are applied on the CPU.
+"""SparseOptimizer: sends the largest blocks of gradients, and applies their sums on the CPU.
 
-A bucket begins in backward as soon as all its gradients are there (optim/overlap.py), and another
-thread does the rest (pipeline.py) but for the last act: ``step`` lets the model see new weights.
+A bucket's exchange begins in backward as soon as all its gradients are computed (optim/overlap.py),
+and another thread does the rest (pipeline.py), except that ``step`` copies new weights to the
+model.
 
     staleness 0   step waits until all sums of this backward are applied
-    staleness 1   step shows what the backward before this one has brought; the sums of this one
-                  have until the next step: a whole forward and backward
+    staleness 1   step shows the weights that result from the backward before this one; the sums of
+                  this one have until the next step: a whole forward and backward
 
-Invariants: what is applied is the same on all ranks, to the bit. The master copy is ahead of the
-model by what has arrived and is not shown yet; ``flush`` shows it.
+Invariants: updates are the same on all ranks, to the bit. The master copy is ahead of the model by
+the updates that are not shown yet; ``flush`` shows them.
 """
 
 from __future__ import annotations
@@ -35,32 +36,32 @@ from .pipeline import Pipeline, Round
 
 
 class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
-    """What SGD and Adam of this package have in common.
+    """Base of SGD and Adam of this package.
 
-    Making one has the ranks join by connections of their own, for what travels in backward.
+    Making one opens connections of its own between the ranks, for the exchanges in backward.
     ``close`` is a collective, too.
 
     Args:
-        params, defaults, comm, overlap: as of ExchangingOptimizer.
+        params, defaults, comm, overlap: as in ExchangingOptimizer.
         density: the share of the blocks of 16 elements that each rank sends.
-        staleness: 0, or 1: the next forward goes on with the weights of the step before.
-        decay: what remains in each step of what was not sent.
-        values, aggregate, exchange, chunk: as of ``ringcomm.sparse.SparseExchange``.
+        staleness: 0, or 1: the next forward uses the weights of the step before.
+        decay: factor for the residual of unsent blocks in each step.
+        values, aggregate, exchange, chunk: as in ``ringcomm.sparse.SparseExchange``.
 
-    A gradient that is not finite leaves out its bucket, on all ranks.
+    A bucket with a gradient that is not finite is skipped, on all ranks.
 
     Change weights by ``copy_`` and other operations under ``torch.no_grad()``, which the next step
-    follows, as it follows an assignment to ``parameter.data``; memory formats as channels_last are
-    not kept. It undoes ``parameter.data.clamp_()`` and other writes into ``.data``, which nothing
-    shows.
+    follows, as it follows an assignment to ``parameter.data``; memory formats such as channels_last
+    are not kept. It undoes ``parameter.data.clamp_()`` and other writes into ``.data``, which
+    cannot be detected.
 
     Memory, beside parameter and gradient: 20 bytes for each element (gradient and weights, float32;
     the weights that the model sees; the residual, twice), and the optimizer's 4.25 or 8.
 
     Attributes:
-        skipped: buckets that were left out.
+        skipped: number of skipped buckets.
         sent_bytes: payload that this rank has sent.
-        waited_s: seconds that steps have waited for exchanges and for the kernels behind them.
+        waited_s: seconds that steps have waited for exchanges and for the kernels after them.
     """
 
     method: ClassVar[str] = ""
@@ -106,19 +107,19 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
 
     @property
     def comm(self) -> Communicator:
-        """The connections of its own."""
+        """Communicator of its own connections."""
         return self._own_comm
 
     def states(self, count: int, blocks: int) -> States:
-        """What the optimizer keeps of a bucket."""
+        """Makes the optimizer's states of a bucket, by name."""
         raise NotImplementedError
 
     def apply(self, one: Round, kernel_set: str) -> None:
-        """Steps the bucket's master copy by the round's entries."""
+        """Updates the bucket's master copy by the round's entries."""
         raise NotImplementedError
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch.optim's; not between backward and step."""
+        """Zeroes the gradients as torch.optim does; not allowed between backward and step."""
         self._require_none_begun()
         super().zero_grad(set_to_none)
 
@@ -146,8 +147,8 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         self._require_active(had_gradient)
 
     def flush(self) -> None:
-        """Lets the model see all that is on its way: before an evaluation or a checkpoint, with
-        staleness. All ranks do."""
+        """Waits for updates in flight, and shows their weights to the model: with staleness, call
+        it on all ranks before an evaluation or a checkpoint."""
         if self._unseen is None:
             return
         rounds, over = self._unseen
@@ -180,7 +181,7 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         return one
 
     def _follow(self, bucket: Bucket) -> None:
-        """Goes on from parameters that somebody else has written to."""
+        """Takes parameters that other code has written to."""
         self._pipeline.finish().result()
         bucket.follow()
         for one in self._unseen[0] if self._unseen is not None else ():
@@ -198,7 +199,7 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         added = [self._prepared(bucket) for bucket in lay_out(new)]
         self._spans += added
         if self._overlap is not None:
-            self._overlap.extend(added)  # what has begun is applied as it arrives, so it goes on
+            self._overlap.extend(added)  # rounds that have begun cannot be dropped
 
     def _prepared(self, bucket: Bucket) -> Bucket:
         bucket.exchange = self._exchange(self.comm, bucket.count)
@@ -211,7 +212,7 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
     # ---- the end, and states ----
 
     def close(self) -> None:
-        """Ends its thread and its connections. All ranks do."""
+        """Ends its thread and closes its connections. A collective."""
         self._pipeline.close()
         self.comm.close()
 
@@ -222,14 +223,14 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """param_groups, and under "ringcomm" what this rank has of each bucket. Nothing is sent.
-        (With staleness what is on its way is shown first, as by ``flush``.) Each rank that saves
-        and loads its own, in a world of the same size, goes on to the bit."""
+        """State with param_groups, and under "ringcomm" this rank's buckets. Nothing is sent. (With
+        staleness it first shows updates in flight, as ``flush`` does.) If each rank saves and loads
+        its own, in a world of the same size, training continues to the bit."""
         return self._told(lambda exchange: exchange.state_dict())
 
     def gather_state_dict(self) -> dict[str, Any]:
-        """The same with what all ranks together have not applied yet, for a world of any size. A
-        collective; all ranks get the same. Raises what ``allreduce`` raises."""
+        """State with the residuals of all ranks, for a world of any size; otherwise as of
+        ``state_dict``. A collective; all ranks get the same. Raises what ``allreduce`` raises."""
         with naming(f"gather_state_dict() of {self._method()}"):
             return self._told(lambda exchange: exchange.gather_state_dict())
 
@@ -251,13 +252,13 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         return f"sparse.{self.method}"
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on from what ``state_dict`` or ``gather_state_dict`` returned, with its buckets; the
+        """Restores what ``state_dict`` or ``gather_state_dict`` returned, with its buckets; the
         model gets the weights that are in it. Nothing is sent; each rank loads its own, or all load
-        the same. Parameters that it does not have keep their weights, and begin anew.
+        the same. Parameters that are not in it keep their weights, and begin anew.
 
-        Raises ConfigError for a state of another method or model, or one that a rank saved for
-        itself in a world of another size. (If another rank of as many did, residuals start from
-        zero, with a warning.)
+        Raises ConfigError for a state of another method or model, or ``state_dict`` of a world of
+        another size. (With ``state_dict`` of another rank of as many, residuals start from zero,
+        with a warning.)
         """
         own = saved.require_method(state_dict, self._method())
         self._settle()
@@ -283,8 +284,8 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
                 array[:] = one["states"][name].numpy().view(array.dtype)
 
     def _laid_out_as(self, told: Sequence[Mapping[str, Any]]) -> list[Bucket]:
-        """The buckets of a saved state: those that there are, if they are the same. Raises
-        ConfigError where it does not fit the parameters."""
+        """Returns buckets laid out as in a saved state: the present ones if they are the same.
+        Raises ConfigError if the state does not fit the parameters."""
         every = self._numbered()
         held = [saved.held_by(one["indices"], every, lambda dtype: dtype) for one in told]
         for one, parameters in zip(told, held, strict=True):
@@ -297,7 +298,8 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         return [self._prepared(Bucket(parameters)) for parameters in held]
 
     def _settle(self) -> None:
-        """Nothing is on its way any more."""
+        """Waits for updates in flight, and shows them. Raises ConfigError between backward and
+        step."""
         self._require_none_begun()
         self.flush()
 
@@ -310,6 +312,6 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
 
 
 def _as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """A copy; of unsigned integers as signed ones, which every torch can save."""
+    """Returns a copy; unsigned integers become signed ones, which every torch can save."""
     signed = array.view(np.int32) if array.dtype == np.uint32 else array
     return torch.from_numpy(signed.copy())

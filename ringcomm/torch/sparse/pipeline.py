@@ -1,14 +1,13 @@
-"""Rounds on their way: a thread that chooses, sends, and steps the master copy as sums arrive.
+"""Pipeline of rounds: a thread that chooses blocks, sends them, and applies sums as they arrive.
 
     backward            | 1 has its gradients | 2 ...           | 3 ...
     this thread         | choose 1, send      | choose 2, send  | choose 3, send, step 1 | ...
 
 Invariants: rounds are submitted, and waited for, in the order of ``add`` and ``finish``, whatever
-time each takes: the same on all ranks. The first round of a step tells what must be alike on all
-ranks by a message of its own, which travels before it; nothing is applied where it is not. The
-communicator is this thread's alone. The master copy is touched by this thread only, but where
-nothing is on its way. The model's weights are not touched at all: entries then have the new
-weights, for whoever shows them.
+time each takes: the same on all ranks. Before the first round of a step a message carries the
+values that must be alike on all ranks; if they differ, nothing is applied. Only this thread uses
+the communicator. Only it touches the master copy, except when no round is in flight. It never
+touches the model's weights: it leaves the new weights in the entries, for the caller to show.
 """
 
 from __future__ import annotations
@@ -28,21 +27,22 @@ from ..optim.agreement import fingerprint, require_equal
 from ..worker import Worker
 from .bucket import Bucket
 
-_IN_FLIGHT = 2  # rounds behind which the next one is awaited
+_IN_FLIGHT = 2  # most rounds in flight
 
 Apply = Callable[["Round"], None]
 
 
 class Round:
-    """One bucket in one step.
+    """Exchange and update of one bucket in one step.
 
     Attributes:
-        bucket: whose gradient travels.
+        bucket: the bucket.
         group: the hyperparameters, as they were when it began.
-        number: of the step, from 1.
-        alike: what all ranks must have the same of in this step; None: another round tells it.
-        entries: the sums, once they are there; then the new weights. Poisoned where a gradient was
-            not finite, and nothing has been changed then.
+        number: number of the step, from 1.
+        alike: values that must be the same on all ranks in this step; None: another round compares
+            them.
+        entries: the sums, when they have arrived; then the new weights. Poisoned if a gradient was
+            not finite, in which case nothing has been changed.
     """
 
     def __init__(
@@ -54,20 +54,20 @@ class Round:
     ) -> None:
         self.bucket, self.group, self.number, self.alike = bucket, group, number, alike
         self.entries: Entries | None = None
-        self.taken = threading.Event()  # the gradient is needed no more
+        self.taken = threading.Event()  # set when the gradient has been read
         self.sent: SparseRound | None = None
-        self.told: Work | None = None  # the fingerprints of what must be alike
+        self.told: Work | None = None  # exchange of the fingerprints of ``alike``
 
     def drop(self) -> None:
-        """It cannot be: what was sent is applied as it arrives."""
+        """Raises ConfigError: the sum of a sent gradient is applied when it arrives."""
         raise ConfigError(f"{self.bucket.name} is on its way: it cannot be dropped")
 
 
 class Pipeline:
-    """Runs rounds.
+    """Runs rounds in a thread.
 
     Args:
-        apply: steps the master copy of a round's bucket by its entries, in this thread.
+        apply: called in that thread, updates the master copy of a round's bucket by its entries.
     """
 
     def __init__(self, apply: Apply) -> None:
@@ -77,15 +77,16 @@ class Pipeline:
         self._error: BaseException | None = None
 
     def add(self, one: Round) -> None:
-        """Begins a round."""
+        """Queues a round."""
         self._worker.submit(functools.partial(self._begin, one))
 
     def finish(self) -> Future[None]:
-        """Is done when all rounds that were added are over; with the first error of any."""
+        """Returns a Future that completes when all rounds added so far are over; with the first
+        error of any."""
         return self._worker.submit(self._finish)
 
     def close(self) -> None:
-        """Ends the thread, when what it is at is over."""
+        """Ends the thread after its current rounds."""
         self._worker.close()
 
     def _begin(self, one: Round) -> None:

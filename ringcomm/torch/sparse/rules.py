@@ -1,11 +1,11 @@
-"""The optimizers: what is done with the blocks that arrive.
+"""The optimizers, which update the blocks that arrive.
 
-    SGD    the momentum of a block that was last touched k steps ago counts mu^k of what it was, and
-           moves nothing meanwhile
-    Adam   moments of blocks that are not touched do not decay, while the bias correction goes on:
-           another optimizer than torch's, which it equals at density 1
+    SGD    the momentum of a block last touched k steps ago is multiplied by mu^k, and has moved
+           nothing in the meantime
+    Adam   moments of untouched blocks do not decay, while the bias correction counts all steps:
+           equal to torch's Adam only at density 1
 
-Weight decay touches the blocks that arrive, and no others.
+Weight decay applies to the blocks that arrive, and no others.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class SGD(SparseOptimizer):
     """SGD of the largest blocks, with momentum that decays lazily.
 
     Args:
-        lr, momentum, weight_decay, nesterov: as of torch.optim.SGD.
-        more: of SparseOptimizer.
+        lr, momentum, weight_decay, nesterov: as in torch.optim.SGD.
+        more: arguments of SparseOptimizer.
     """
 
     method = "SGD"
@@ -54,11 +54,9 @@ class SGD(SparseOptimizer):
         super().__init__(params, defaults, **more)
 
     def states(self, count: int, blocks: int) -> States:
-        """See SparseOptimizer."""
         return {"momentum": in_lines(count), "last": in_lines(blocks, np.uint32)}
 
     def apply(self, one: Round, kernel_set: str) -> None:
-        """See SparseOptimizer."""
         assert one.entries is not None
         group, states = one.group, one.bucket.states
         step = SgdStep(
@@ -75,9 +73,9 @@ class Adam(SparseOptimizer):
     """Adam of the largest blocks.
 
     Args:
-        lr, betas, eps, weight_decay: as of torch.optim.Adam.
-        decoupled_weight_decay: as of torch.optim.AdamW.
-        more: of SparseOptimizer.
+        lr, betas, eps, weight_decay: as in torch.optim.Adam.
+        decoupled_weight_decay: as in torch.optim.AdamW.
+        more: arguments of SparseOptimizer.
     """
 
     method = "Adam"
@@ -103,11 +101,9 @@ class Adam(SparseOptimizer):
         super().__init__(params, defaults, **more)
 
     def states(self, count: int, _blocks: int) -> States:
-        """See SparseOptimizer."""
         return {name: in_lines(count) for name in ("exp_avg", "exp_avg_sq")}
 
     def apply(self, one: Round, kernel_set: str) -> None:
-        """See SparseOptimizer."""
         assert one.entries is not None
         group, states = one.group, one.bucket.states
         beta1, beta2 = group["betas"]
