@@ -404,13 +404,13 @@ class HookState:
         self.account.reset()
 
     def report(self) -> HookReport:
-        """What happened since the last reset. ``print`` shows it as a table.
+        """Returns the figures since the last reset; ``print`` shows them as a table.
 
         Returns:
             A dictionary, whose values are attributes, too: buckets; payload_bytes (gradient bytes
             reduced, before compression); wire_bytes (payload that this rank sent over its ports
-            for them, after compression, without frame headers); shared_bytes (what it put into the
-            memory that ranks of one host share, which passes no port); rail_bytes (sent by each
+            for them, after compression, without frame headers); shared_bytes (written to memory
+            that ranks of one host share, and sent over no port); rail_bytes (sent by each
             port, in rail order, with headers); comm_s (seconds from submission to completion,
             summed over buckets); works (a pair of time.perf_counter() values, submitted and done,
             per bucket); steps: a dictionary for each step that is over, of
@@ -421,14 +421,14 @@ class HookState:
                 exposed_s   of it, from the last submission until the last bucket was over
                 hidden_s    of compute_s, in which buckets were in flight
                 in_flight_s hidden and exposed
-                deferred    whether its means are for the step after, as pace="stale1" has it
+                deferred    whether its means are for the step after, as with pace="stale1"
                 buckets, payload_bytes, wire_bytes, shared_bytes
 
-            and codecs: of the whole run, a dictionary of codec, first and last for each stretch of
+            and codecs: of the whole run, a dictionary of codec, first and last for each run of
             steps with one codec, in order.
 
-            Only the buckets' own collectives count. What a HierarchicalState's local group moves is
-            not among them. Of works and steps, those of the latest 1000 steps.
+            Only the buckets' own collectives count, not the traffic of a HierarchicalState's local
+            group. works and steps are those of the latest 1000 steps.
         """
         return self.account.report()
 

@@ -2,12 +2,12 @@
 
     block | weight .......... 0 0 | bias .. 0 0 | weight ............ 0 |      align = 256
 
-Invariants: a block's tensors are on one device. The flat dtype is float32, or float64 where one of
-the tensors is; integers are int64. Each tensor begins at a multiple of ``align`` elements, so that
-none shares a codec's block with another; what lies between is zero and stays it in the anchor. On
-the wire a codec that scales a block by its mean finds a tensor's last elements repeated there.
-The anchor has full precision where the model has 16 bits: deltas are taken from what the model's
-own dtype could hold of it, so that rounding does not count as training.
+Invariants: a block's tensors are on one device. The flat dtype is float32, or float64 if one of
+the tensors has it; integers are int64. Each tensor begins at a multiple of ``align`` elements, so
+that no two share a codec's block; the padding between them is zero, and remains zero in the anchor.
+On the wire the padding repeats a tensor's last elements, for a codec that scales by a mean. The
+anchor of a 16-bit model has full precision: deltas are taken from the anchor rounded to the model's
+dtype, so that rounding does not count as training.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Block:
 
     Args:
         tensors: by name, all floating or all integer.
-        align: where tensors begin.
-        repeats: the codec scales a block by the mean of its elements.
+        align: number of elements at a multiple of which each tensor begins.
+        repeats: whether the codec scales a block by the mean of its elements.
 
     Attributes:
         tensors: as given.
-        anchor: the flat anchor; at first what the tensors hold.
-        count: its elements.
+        anchor: the flat anchor; at first a copy of the tensors.
+        count: number of its elements.
 
     Raises ConfigError for tensors on several devices, or of a kind that cannot be flattened.
     """
@@ -53,14 +53,14 @@ class Block:
         self.anchor = self.local()
 
     def parts(self, flat: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-        """Views of a flat tensor, as the model's tensors are named and shaped."""
+        """Returns views of a flat tensor, with the names and shapes of the model's tensors."""
         return [
             (name, flat[start : start + tensor.numel()].view(tensor.shape))
             for (name, tensor), start in zip(self.tensors, self._starts, strict=True)
         ]
 
     def local(self, out: torch.Tensor | None = None) -> torch.Tensor:
-        """What the tensors hold, flat, with zeros between them: a new tensor, or ``out``."""
+        """Copies the tensors to a flat one, with zeros between them: a new tensor, or ``out``."""
         flat = torch.empty(self.count, dtype=self.dtype, device=self.device) if out is None else out
         with torch.no_grad():
             self.clear_padding(flat)
@@ -69,19 +69,20 @@ class Block:
         return flat
 
     def clear_padding(self, flat: torch.Tensor) -> None:
-        """Makes zero of what lies between the tensors of a flat one."""
+        """Zeroes the padding between the tensors in a flat one."""
         for _, end, stop in self._places():
             if end < stop:
                 flat[end:stop] = 0
 
     def fill_padding(self, flat: torch.Tensor) -> None:
-        """Makes a flat tensor ready for the wire, where its codec repeats."""
+        """Prepares a flat tensor for the wire: repeats values in the padding if the codec needs
+        it."""
         if self._repeats:
             for start, end, stop in self._places():
                 repeat_last(flat, start, end, stop)
 
     def _places(self) -> list[tuple[int, int, int]]:
-        """Of each tensor, where it begins and ends, and where the next one begins."""
+        """Returns for each tensor its start, its end, and the start of the next one."""
         stops = [*self._starts[1:], self.count]
         return [
             (start, start + tensor.numel(), stop)
@@ -90,12 +91,12 @@ class Block:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all values of the tensors are."""
+        """Whether all values of the tensors are finite."""
         return all(all_finite(tensor) for _, tensor in self.tensors)
 
     def carry(self, at_send: torch.Tensor) -> None:
-        """Brings the tensors to the anchor, and adds what they have gained since ``at_send``, a
-        flat tensor. Where they have gained nothing they are the anchor, to the bit."""
+        """Sets the tensors to the anchor plus their change since ``at_send``, a flat tensor.
+        Without a change they become the anchor, to the bit."""
         with torch.no_grad():
             for (_, then), (_, base), (_, tensor) in zip(
                 self.parts(at_send), self.parts(self.anchor), self.tensors, strict=True
@@ -106,7 +107,7 @@ class Block:
                 tensor.copy_(own)
 
     def set_local(self, flat: torch.Tensor) -> None:
-        """Writes a flat tensor into the model's."""
+        """Copies a flat tensor to the model's tensors."""
         with torch.no_grad():
             for (_, part), (_, tensor) in zip(self.parts(flat), self.tensors, strict=True):
                 tensor.copy_(part)
@@ -114,8 +115,8 @@ class Block:
     def delta(
         self, local: torch.Tensor, out: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, bool]:
-        """The anchor less the local weights, in a new tensor or ``out``; and whether all of it is
-        finite. Where the two are equal it is zero, also where they are infinite."""
+        """Returns the anchor less the local weights, in a new tensor or ``out``, and whether all of
+        it is finite. Where the two are equal it is zero, even if they are infinite."""
         base = self._held()
         delta = torch.sub(base, local, out=out)
         if all_finite(delta):
@@ -124,7 +125,7 @@ class Block:
         return delta, all_finite(delta)
 
     def _held(self) -> torch.Tensor:
-        """The anchor as the model's dtypes hold it."""
+        """Returns the anchor rounded to the model's dtypes."""
         if not self._is_rounded:
             return self.anchor
         held = self.anchor.clone()
@@ -134,15 +135,15 @@ class Block:
 
 
 class Scratch:
-    """Memory for what lives as long as a flight, which one flight hands on to the next: to fetch
-    fresh memory takes longer than what is done in it."""
+    """Memory that each flight passes on to the next one: allocating it anew takes longer than the
+    work done in it."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
         self._spare: dict[tuple[str, torch.dtype, torch.device, int], torch.Tensor] = {}
 
     def take(self, use: str, block: Block) -> torch.Tensor:
-        """As much as the block has; what is in it is void."""
+        """Returns memory of the block's size; its contents are undefined."""
         key = (use, block.dtype, block.device)
         kept = self._kept.get(key)
         if kept is None or len(kept) < block.count:
@@ -151,14 +152,16 @@ class Scratch:
         return kept[: block.count]
 
     def like(self, use: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Memory of a tensor's size, which may come into use in its place: ``keep`` it then."""
+        """Returns memory of a tensor's size, which may replace that tensor: then give the tensor to
+        ``keep``."""
         key = (use, tensor.dtype, tensor.device, len(tensor))
         if key not in self._spare:
             self._spare[key] = torch.empty_like(tensor)
         return self._spare[key]
 
     def keep(self, use: str, tensor: torch.Tensor) -> None:
-        """A tensor that is in use no more, instead of what ``like`` gave."""
+        """Takes a tensor that is no longer in use, in place of the memory that ``like``
+        returned."""
         self._spare[use, tensor.dtype, tensor.device, len(tensor)] = tensor
 
 

@@ -1,18 +1,18 @@
-"""One round on its way: what this rank brings to it, and what has come back.
+"""One round on its way: this rank's deltas, and the round's result.
 
     Fragment    the units that travel together: parameters, and with the last fragment the buffers
-    Unit        a block with its outer rule, that rule's memory and its wire
+    Unit        a block with its outer rule, the rule's memory, and the block's wire
     Flight      the deltas of a fragment, their header, and the works that carry them
 
     training thread    copy weights | trains on ..................... | take, carry
     another thread                  | delta, send, receive, outer rule |
 
-Invariants: a flight's header leaves before its deltas, on all ranks. A rank that flushes sends its
-deltas only when it has seen the headers: if all flush and nobody has anything left, nothing
-follows. The deltas are kept until the round is over where it may have to be repeated.
+Invariants: a flight's header is sent before its deltas, on all ranks. A rank that flushes waits for
+all headers first: if all flush and no rank has anything left, no deltas are sent. If the round may
+have to be repeated, the deltas are kept until it is over.
 
-``travel`` touches neither the model's tensors nor what is in use of anchor and memory, so that it
-may run beside the training. All else belongs to the training thread.
+``prepare``, ``travel`` and ``close`` change neither the model's tensors nor the anchor and memory
+in use, so they may run beside the training. All else belongs to the training thread.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .wires import Sent, Wire
 
 @dataclasses.dataclass(frozen=True)
 class Ahead:
-    """A unit's anchor and its rule's memory after a round that is not applied yet."""
+    """Anchor and rule's memory of a unit after a round that is not applied yet."""
 
     anchor: torch.Tensor
     memory: Memory
@@ -42,7 +42,7 @@ class Ahead:
 
 @dataclasses.dataclass
 class Unit:
-    """A block with all that moves it."""
+    """A block with its outer rule, memory and wire."""
 
     name: str
     block: Block
@@ -58,7 +58,7 @@ class Unit:
         self.rule.step(self.block.anchor, mean, self.memory)
 
     def ahead(self, mean: torch.Tensor, scratch: Scratch, at: int) -> Ahead:
-        """What ``step`` would make of anchor and memory, beside those that are in use."""
+        """Computes the anchor and memory after ``step``, in other tensors than those in use."""
         own = {"": self.block.anchor, **self.memory}
         after = {slot: scratch.like(f"{slot} {at}", tensor) for slot, tensor in own.items()}
         for *pieces, moves in tiles(*own.values(), *after.values(), mean):
@@ -69,14 +69,14 @@ class Unit:
         return Ahead(after.pop(""), after)
 
     def take(self, ahead: Ahead, scratch: Scratch, at: int) -> None:
-        """Makes that the anchor and the memory."""
+        """Makes a computed anchor and memory the present ones."""
         scratch.keep(f" {at}", self.block.anchor)
         for slot, tensor in self.memory.items():
             scratch.keep(f"{slot} {at}", tensor)
         self.block.anchor, self.memory = ahead.anchor, ahead.memory
 
     def follow(self, at_send: torch.Tensor | None) -> None:
-        """Brings the local weights to the anchor, with what they have gained since the send."""
+        """Sets the local weights to the anchor, plus their change since the send."""
         if at_send is None:
             self.block.set_local(self.block.anchor)
             return
@@ -85,10 +85,10 @@ class Unit:
 
 @dataclasses.dataclass
 class Fragment:
-    """Units that travel together.
+    """Units with a common round.
 
     Attributes:
-        iterations: that this rank has trained since their last round.
+        iterations: number of this rank's iterations since their last round.
     """
 
     units: list[Unit]
@@ -96,11 +96,11 @@ class Fragment:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all local weights are."""
+        """Whether all local weights are finite."""
         return all(unit.block.is_finite for unit in self.units)
 
     def give_up(self) -> None:
-        """Goes on from the anchor: what was trained since the last round does not count."""
+        """Sets the weights to the anchor, and drops the training since the last round."""
         self.iterations = 0
         for unit in self.units:
             unit.follow(None)
@@ -118,11 +118,11 @@ class Fragment:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a round has brought.
+    """Result of a round.
 
     Attributes:
         means: the mean delta of each unit; empty if all ranks flushed and nothing was left.
-        is_moving: some rank's deltas count.
+        is_moving: whether any rank's deltas count.
         headers: of all ranks; None in a flight that was restored.
     """
 
@@ -135,15 +135,15 @@ class Flight:
     """One rank's part in a round.
 
     Args:
-        fragment: whose deltas.
-        due: the iteration after which the result is to be applied.
-        header: what this rank tells; that its deltas do not count is found out later.
-        scratch: of the flight before, which is over.
-        is_delayed: the rank trains on until then.
-        keeps: the round may have to be repeated.
+        fragment: the fragment whose deltas are sent.
+        due: the iteration after which the result is applied.
+        header: this rank's header; ``prepare`` corrects it if the deltas are not finite.
+        scratch: memory of the flight before, which is over.
+        is_delayed: whether the rank continues training until ``due``.
+        keeps: whether the round may have to be repeated.
 
     Attributes:
-        at_send: what the local weights were, if the rank trains on.
+        at_send: copy of the local weights, if the rank continues training.
         is_dropped: this rank's weights are not finite, and do not count.
         is_over: its outcome is final.
     """
@@ -183,7 +183,7 @@ class Flight:
         outcome: Outcome,
         is_dropped: bool,
     ) -> Flight:
-        """One whose result had come when a checkpoint was written."""
+        """Makes a flight whose result had come when a checkpoint was written."""
         flight = cls.__new__(cls)
         flight.fragment, flight.due, flight.at_send = fragment, due, at_send
         flight.is_dropped, flight._sent, flight._outcome = is_dropped, [], outcome
@@ -193,7 +193,7 @@ class Flight:
     # ---- beside the training ----
 
     def prepare(self) -> None:
-        """Takes the deltas. Of no effect the second time."""
+        """Takes the deltas; a second call does nothing."""
         if self._deltas:
             return
         for at, (unit, local) in enumerate(zip(self.fragment.units, self._locals, strict=True)):
@@ -209,9 +209,8 @@ class Flight:
             unit.block.fill_padding(delta)
 
     def travel(self, comm: Communicator, timeout: float | None) -> None:
-        """Sends the header and, unless they have to wait for the others' headers, the deltas, or
-        both once more; and waits for what the round brings. Raises what a collective of it raises.
-        """
+        """Sends the header and the deltas, in a flush only once the others' headers require it, and
+        waits for the result. May be called again. Raises what a collective of the round raises."""
         self._comm, self._timeout = comm, timeout
         self._headers, self._sent = None, []
         self._gathering = self.header.gathered(comm, timeout)
@@ -225,7 +224,7 @@ class Flight:
             self._sent.append(unit.wire.submit(self._comm, sent, self._timeout))
 
     def headers(self) -> Headers:
-        """Of all ranks, once they are there."""
+        """Returns the headers of all ranks; waits until they have come."""
         if self._headers is None:
             assert self._gathering is not None
             self._headers = Headers.of(self._gathering)
@@ -249,8 +248,8 @@ class Flight:
         return Outcome(means, True, headers)
 
     def close(self) -> None:
-        """The round is over on all ranks: its outcome is final, and its deltas are not needed any
-        more. Where the rank trains on, what follows for the anchor is made ready."""
+        """Makes the outcome final, as the round is over on all ranks, and drops the deltas. If the
+        rank continues training, computes the next anchor."""
         if self.is_delayed and self.outcome.is_moving:
             self._ahead = [
                 unit.ahead(mean, self._scratch, at)
@@ -264,16 +263,16 @@ class Flight:
 
     @property
     def outcome(self) -> Outcome:
-        """What the round has brought."""
+        """Result of the round."""
         assert self._outcome is not None
         return self._outcome
 
     def undo(self) -> None:
-        """Takes back what wires have learnt from a round that failed."""
+        """Restores the wires' residuals, after a round that failed."""
         for sent in self._sent:
             try:
                 sent.wait()
-            except RingcommError:  # this one has learnt nothing
+            except RingcommError:  # its residuals have not changed
                 continue
             sent.undo()
 

@@ -1,7 +1,7 @@
-"""Settings of OuterStep: what they may be, and the parts that they choose.
+"""Settings of OuterStep: their checks, and the parts that they choose.
 
-Invariants: what is checked here needs no model, no optimizer and no other rank, so a callback can
-refuse a setting when it is made, long before training starts.
+Invariants: these checks need no model, no optimizer and no other rank, so a callback can refuse a
+setting when it is made, long before training starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from .wires import DenseWires, Wires
 
 
 class OuterSettings(TypedDict, total=False):
-    """Arguments of OuterStep that others pass on as they are: all but model, optimizer, scaler."""
+    """Arguments of OuterStep that other functions pass on unchanged: all but model, optimizer,
+    scaler."""
 
     every: int | None
     outer: Literal["mean", "nesterov", "sparse"] | Rule | None
@@ -40,7 +41,7 @@ class OuterSettings(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """The parts that settings have chosen.
+    """Parts that the settings choose.
 
     Attributes:
         members: the least number of peers and the seconds of grace; None: peers are fixed.
@@ -68,7 +69,7 @@ def choose(
     peers: Peers | None,
     timeout: float | None,
 ) -> Chosen:
-    """The parts for OuterStep's settings. Raises ConfigError for one that cannot work."""
+    """Returns the parts for OuterStep's settings. Raises ConfigError for one that cannot work."""
     pace = Pace(every, require_whole("fragments", fragments, 1))
     _require_delay(require_whole("delay", delay, 0), pace, fragments)
     if outer is None:

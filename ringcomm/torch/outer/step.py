@@ -8,17 +8,17 @@
         with outer.anchor():
             evaluate(model)
 
-It is put together from parts that do not know each other:
+It consists of parts that do not depend on each other:
 
-    ticks.py      what ends an iteration         pace.py      when a round is due
-    fragments.py  what travels together          wires.py     how deltas become their mean
-    rules.py      how the anchor follows them    peers.py     who takes part
-    rounds.py     the rounds, and their end      guard.py     steps that are left out
-    settings.py   what may be set                last_word.py  an end that was forgotten
+    ticks.py      ends of iterations             pace.py       when a round is due
+    fragments.py  the cut of the model           wires.py      exchanges of deltas
+    rules.py      updates of the anchor          peers.py      members of a round
+    rounds.py     the rounds, and their end      guard.py      skipped steps
+    settings.py   checks of settings             last_word.py  warning of a forgotten end
 
-Invariants: the anchor is the same on all ranks, to the bit where they compute alike. Training
-without exchange is intended here, so the default process group is not warned of; an OuterStep that
-counts no iterations while optimizers step is.
+Invariants: the anchor is the same on all ranks, to the bit if they compute alike. Training without
+exchange is intended here, so an idle default process group causes no warning; an OuterStep that
+counts no iterations while optimizers step does.
 """
 
 from __future__ import annotations
@@ -71,37 +71,37 @@ class OuterStep:
 
     Args:
         model: the model that is trained; not in a DDP over the same ranks.
-        optimizer: the inner optimizer, whichever it is; a list of several; or None, and
-            ``outer.tick()`` is called after each iteration.
+        optimizer: any inner optimizer; a list of several; or None: then call ``outer.tick()`` after
+            each iteration.
         every: iterations between two rounds of a parameter; None: one round, at the end, by flush()
             or by leaving the "with".
         outer: how the anchor follows the mean of the deltas: "mean", "nesterov", "sparse", or one
             of Nesterov(gamma, mu), Sparse(density, ...). None: nesterov with gamma .7 and mu .5;
             with every=None mean.
-        compression: how deltas travel: "int4" and the other codecs; None or "none": as they are.
-            What a sparse rule sends travels as it does, in bf16. (``codec`` is its old name.)
-        feedback: None: error feedback where the codec needs it. True: with int8, too. False: none.
-        fragments: in so many parts the parameters travel, at staggered times.
-        delay: iterations that go on while a part travels, which another thread sees to; below
-            every / fragments. What is trained meanwhile is added to the new anchor.
-        scaler: the torch.amp.GradScaler, if there is one: iterations in which it skips the step
-            count as well then.
+        compression: codec of the deltas: "int4" or another; None or "none": no compression. A
+            sparse rule always sends bf16. (``codec`` is its old name.)
+        feedback: None: error feedback if the codec needs it. True: with int8, too. False: none.
+        fragments: number of parts in which the parameters are exchanged, at staggered times.
+        delay: iterations that continue while another thread exchanges a part; below
+            every / fragments. Their training is added to the new anchor.
+        scaler: the torch.amp.GradScaler, if there is one: then iterations in which it skips the
+            step count, too.
         comm: the communicator; None: that of the default process group if its backend is
-            "ringcomm", else ringcomm's default one. Rounds with a delay go by one of their own.
-        min_peers: go on without ranks that are lost or late, with so many at least, and with those
-            that come back. The ranks join each other in ``attach`` then, as ringcomm.init does.
-        grace_s: seconds that a round waits for late ranks once min_peers are there.
-        peers: who takes part in a round, instead of ``comm`` and min_peers: a
-            ringcomm.membership.Membership, as one with rejoin=True. With a delay its communicator
-            is for nothing else while OuterStep is attached.
+            "ringcomm", else ringcomm's default one. Rounds with a delay use one of their own.
+        min_peers: continue without ranks that are lost or late, with at least that many, and with
+            ranks that come back. ``attach`` then connects the ranks, as ringcomm.init does.
+        grace_s: seconds that a round waits for late ranks when min_peers have come.
+        peers: decides on the members of a round, instead of ``comm`` and min_peers: a
+            ringcomm.membership.Membership, for example with rejoin=True. With a delay nothing else
+            may use its communicator while OuterStep is attached.
         timeout: seconds that a rank waits for the others in a round; None: the communicator's.
 
-    A step for which a gradient of this rank is not finite is left out on this rank, with a warning,
-    unless a GradScaler looks after it.
+    A step with a gradient of this rank that is not finite is skipped on this rank, with a warning,
+    unless a GradScaler checks it.
 
     Attributes:
-        iteration: how many this rank has made.
-        rounds: how many are over.
+        iteration: number of this rank's iterations.
+        rounds: number of finished rounds.
 
     Raises ConfigError for a setting that cannot work.
     """
@@ -197,12 +197,14 @@ class OuterStep:
 
     @naming("attach() of OuterStep")
     def attach(self) -> OuterStep:
-        """Begins: a collective. All ranks go on from the anchor of the first one, or, where states
-        were loaded, from these.
+        """Starts counting iterations. A collective: all ranks take the first rank's weights as the
+        anchor, or, if states were loaded, continue from these.
 
         Raises:
             ConfigError: the model's DDP spans the ranks that this would connect.
-            MismatchError: ranks are set up differently. Else as ``allreduce``.
+            MismatchError: ranks are set up differently.
+
+        It also raises what ``allreduce`` raises.
         """
         if self._is_attached:
             raise ConfigError("OuterStep is attached already")
@@ -234,8 +236,8 @@ class OuterStep:
         return self
 
     def _setup(self) -> bytes:
-        """A digest of all that must be the same on all ranks: settings, and what is not trained of
-        the model and so never exchanged."""
+        """Returns a digest of all that must be the same on all ranks: settings, and the model's
+        frozen parameters, which are never exchanged."""
         frozen = [p for p in self._model.parameters() if id(p) not in self._ids]
         return hashlib.blake2b(self._about + guards.digest_of(frozen), digest_size=16).digest()
 
@@ -245,8 +247,8 @@ class OuterStep:
 
     @naming("flush() of OuterStep")
     def flush(self) -> None:
-        """Brings all ranks to the anchor, with all that they have trained: a collective. Ranks that
-        do not flush yet are waited for, and their rounds taken part in.
+        """Exchanges all unsent training, and brings all ranks to the anchor. A collective. This
+        rank takes part in the rounds of ranks that do not flush yet, until they do.
 
         Raises what ``allreduce`` raises."""
         self._require_attached()
@@ -258,9 +260,9 @@ class OuterStep:
 
     @naming("detach() of OuterStep")
     def detach(self) -> None:
-        """Ends: a round on its way is applied, and the model keeps its local weights; with
-        every=None and no flush() before, nothing was exchanged, and a SilenceWarning says so.
-        Where it is not attached, nothing happens."""
+        """Ends the exchange: applies a round on its way, and leaves the model its local weights. A
+        SilenceWarning tells if nothing was exchanged, with every=None and no flush() before. Does
+        nothing if it is not attached."""
         if self._is_attached:
             self._require_own_weights("detach()")
             with self._core.watch.paused():
@@ -300,21 +302,21 @@ class OuterStep:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Flushes and detaches; on an exception it only lets go of the optimizer, and lets a round
-        on its way go on."""
+        """Flushes and detaches; on an exception it only detaches from the optimizer, and a round on
+        its way continues."""
         try:
             if kind is None and self._is_attached:
                 self.flush()
         finally:
             unsent = self._last_word.unsent
             self._let_go()
-            if isinstance(error, SystemExit):  # which nobody is told of
+            if isinstance(error, SystemExit):  # no traceback shows it
                 self._last_word.unsent = unsent
 
     # ---- in training ----
 
     def tick(self) -> None:
-        """An iteration is over. For who has given neither an optimizer nor a scaler."""
+        """Counts an iteration, for callers that gave neither an optimizer nor a scaler."""
         if not isinstance(self._ticks, NoTicks):
             raise ConfigError(
                 "outer.tick(): iterations are counted by the optimizer or scaler "
@@ -325,9 +327,8 @@ class OuterStep:
 
     @contextlib.contextmanager
     def anchor(self) -> Iterator[None]:
-        """Within, the model's weights and buffers are the anchor's, which are the same on all
-        ranks; after it they are this rank's own again. Nothing is sent. For evaluation and saving.
-        """
+        """Puts the anchor's weights and buffers, the same on all ranks, into the model within this
+        context, and this rank's own back after it. Nothing is sent. For evaluation and saving."""
         if self._is_swapped:
             raise ConfigError("outer.anchor() is entered already")
         blocks = [unit.block for fragment in self._core.fragments for unit in fragment.units]
@@ -346,38 +347,38 @@ class OuterStep:
 
     @without_exact
     def state_dict(self) -> dict[str, Any]:
-        """What this rank must keep: anchor, outer momentum, what codecs have left, a round on its
-        way, iteration. Nothing is sent. Together with this rank's model and optimizer states the
-        same rank of a world of the same size goes on from it to the bit."""
+        """State of this rank: anchor, outer momentum, residuals of codecs, a round on its way,
+        iteration. Nothing is sent. Together with its model and optimizer states the same rank of a
+        world of the same size continues from it to the bit."""
         self._core.settle()
         return state.told(self._core, self._wires, self._wires_comm, own=True)
 
     @naming("gather_state_dict() of OuterStep")
     def gather_state_dict(self) -> dict[str, Any]:
-        """The state for a world of any size, the same on all ranks. A collective. All ranks go on
-        from the anchor; what they have trained since the last round is left out.
+        """State for a world of any size, the same on all ranks. A collective. All ranks continue
+        from the anchor; their training since the last round is not in it.
 
         Raises what ``allreduce`` raises."""
         self._core.settle()
         return state.told(self._core, self._wires, self._wires_comm, own=False)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Goes on from what ``state_dict`` or ``gather_state_dict`` returned, before or (with
+        """Restores what ``state_dict`` or ``gather_state_dict`` returned, before or (with
         min_peers only) after ``attach``. All ranks must load; nothing is sent. This rank's own
-        state leaves the model's weights as they are: load its own weights, too, after ``attach``
-        where that came first. Any other state brings the model to the anchor.
+        state does not change the model's weights: load its own weights, too, after ``attach``
+        if that came first. Any other state sets the model to the anchor.
 
-        Raises ConfigError for the state of something else, of another model, rule or cut, or one
-        that a rank saved for itself in a world of another size. (If another rank of as many did,
-        what that rank alone had starts from zero, with a warning.)"""
+        Raises ConfigError for an object that is no such state, a state of another model, rule or
+        cut, or ``state_dict`` of a world of another size. (With ``state_dict`` of another rank of
+        as many, that rank's own part starts from zero, with a warning.)"""
         self._require_own_weights("load_state_dict()")
         state.load(self._core, self._wires, self._wires_comm, saved)
 
-    # ---- what it tells ----
+    # ---- properties and report ----
 
     @property
     def comm(self) -> Communicator:
-        """The communicator that it was given, or of the latest round's members."""
+        """Communicator that it was given, or that of the latest round's members."""
         if self._peers is not None:
             return self._peers.comm
         if self._members is not None:
@@ -394,16 +395,16 @@ class OuterStep:
 
     @property
     def iteration(self) -> int:
-        """How many iterations this rank has made."""
+        """Number of this rank's iterations."""
         return self._core.iteration
 
     @property
     def rounds(self) -> int:
-        """How many rounds are over."""
+        """Number of finished rounds."""
         return self._core.number
 
     def report(self) -> OuterReport:
-        """What was sent and how long was waited; ``print`` shows it in a line."""
+        """Returns counts and times of this rank; ``print`` shows them in a line."""
         return self._core.report
 
     # ---- helpers ----
@@ -435,7 +436,7 @@ class OuterStep:
             )
 
     def _require_same_weights(self) -> None:
-        """Raises ConfigError where more of the model is trained than at first."""
+        """Raises ConfigError if parameters of the model are trained that were not at first."""
         for name, parameter in inner_of(self._model).named_parameters():
             if parameter.requires_grad and id(parameter) not in self._ids:
                 raise ConfigError(
@@ -457,8 +458,8 @@ def require_settings(**settings: Unpack[OuterSettings]) -> None:
 
 
 def _fragments(model: nn.Module, count: int, rule: Rule, wires: Wires) -> list[Fragment]:
-    """The model's fragments. Buffers travel with the last one, exactly: to their mean, and integers
-    to the largest."""
+    """Returns the model's fragments. The last one has the buffers, too, which become their exact
+    mean; integer buffers become the largest of any rank."""
     fragments = []
     for number, named in enumerate(cut(trained_of(model), count)):
         block = Block(named, wires.align, wires.repeats)
