@@ -46,7 +46,7 @@ def __dir__() -> list[str]:
     return [*__all__, "optim", "outer", "sparse"]
 
 
-if not TYPE_CHECKING:  # or every name would be one
+if not TYPE_CHECKING:  # else type checkers would accept every name
 
     def __getattr__(name: str) -> NoReturn:
         """Raises AttributeError, which names the submodule that has the name, or a similar name."""

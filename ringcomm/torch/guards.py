@@ -70,7 +70,7 @@ SILENT_STEPS = 3
 
 
 class SilenceWarning(UserWarning):
-    """Optimizers step, and nothing has been exchanged between the ranks."""
+    """Warns that optimizers step while nothing has been exchanged between the ranks."""
 
 
 class _Watch:
@@ -395,7 +395,7 @@ NOTHING = bytes(16)
 
 
 class IdenticalDataWarning(UserWarning):
-    """Two ranks have trained on the same first batch."""
+    """Warns that two ranks have trained on the same first batch."""
 
 
 class FirstBatch:

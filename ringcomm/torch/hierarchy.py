@@ -59,7 +59,7 @@ class HierarchicalTransport:
 
     @property
     def grid(self) -> Grid:
-        """Row and column. Raises ConfigError in a copy, which has none."""
+        """This rank's row and column. Raises ConfigError in a copy, which has none."""
         if self._grid is None:
             raise ConfigError("a copy of a HierarchicalState has no connections; make a new one")
         return self._grid
@@ -111,7 +111,8 @@ class HierarchicalTransport:
                 self._trips.remove(trip)
 
     def fail(self, error: RingcommError) -> None:
-        """Ends the step here and on all other ranks. From any thread, any number of times."""
+        """Ends the step here and on all other ranks. May be called from any thread, any number of
+        times."""
         with self._lock:
             first = self.error is None
             if first:
@@ -209,7 +210,7 @@ class HierarchicalState(HookState):
 
     @property
     def grid(self) -> Grid:
-        """Row and column. Raises ConfigError in a copy, which has none."""
+        """This rank's row and column. Raises ConfigError in a copy, which has none."""
         return self.transport.grid
 
     def close(self) -> None:

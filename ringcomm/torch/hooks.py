@@ -397,7 +397,7 @@ class HookState:
         known = gradients.dtype in COMPRESSIBLE
         return self._policy.codec(self.steps) if known else CODECS["none"]
 
-    # ---- what it measures ----
+    # ---- measurements ----
 
     def reset(self) -> None:
         """Starts a new report; the coming step counts from now on."""

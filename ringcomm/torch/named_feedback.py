@@ -103,7 +103,7 @@ class NamedFeedback:
                 "without"
             )
 
-    # ---- what is kept ----
+    # ---- residuals ----
 
     @property
     def keeps(self) -> bool:

@@ -36,7 +36,7 @@ from .worker import Worker
 if TYPE_CHECKING:
     from .hierarchy import HierarchicalTransport
 
-# Renamed in 2.13.
+# Names since torch 2.13, or those before.
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _PATIENCE = 1.0  # seconds to wait for a watch message, or for the courier's last job

@@ -45,7 +45,7 @@ def _functions(owner: Any, module: str) -> Iterator[types.FunctionType]:
         if isinstance(member, property):
             parts = [member.fget, member.fset]
         else:
-            parts = [getattr(member, "__func__", member)]  # of a static or class method
+            parts = [getattr(member, "__func__", member)]  # function of a static or class method
         for part in map(inspect.unwrap, filter(callable, parts)):
             if getattr(part, "__module__", None) != module:
                 continue

@@ -336,13 +336,13 @@ class Renewed(Frozen):
         return self._renew(span, means["variance"]) if "variance" in means else None
 
     def take_adam(self, span: Span, age: int) -> None:
-        """A rank's own squares are not known: they are at most N times those of the mean, and with
-        less the first renewals would make steps too long."""
+        """Takes a span of an Adam, and sets the unknown mean square of this rank's own gradients to
+        its upper bound, N times v: with less, the first renewals would make steps too long."""
         super().take_adam(span, age)
         torch.mul(span.state["exp_avg_sq"], span.world_size, out=span.state["own_sq"])
 
     def _meet(self, span: Span) -> None:
-        """Has its variance by the next renewal."""
+        """Accepts a span without a dense step: the next renewal gives it a variance."""
 
     def _renew(self, span: Span, square: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """Computes the variance from the mean of the ranks' own squares. Returns the residuals'

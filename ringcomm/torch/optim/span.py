@@ -203,7 +203,7 @@ class Span:
         self._gradient = None
 
     def fill_padding(self, flat: torch.Tensor) -> None:
-        """Repeats each parameter's last elements behind it."""
+        """Repeats each parameter's last elements in the padding after it."""
         for place in self.places:
             repeat_last(flat, place.start, place.end, place.stop)
 

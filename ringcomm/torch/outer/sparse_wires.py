@@ -21,7 +21,7 @@ _KIND = "sparse"
 
 
 class Chosen:
-    """A sparse exchange in flight."""
+    """Sparse exchange of one delta in flight."""
 
     def __init__(self, one: SparseRound, like: torch.Tensor) -> None:
         self._round, self._like = one, like

@@ -273,7 +273,7 @@ class OuterStep:
                     "iterations of this rank were not exchanged, and the ranks' models differ. "
                     "Call flush() before, on all ranks",
                     guards.SilenceWarning,
-                    stacklevel=3,  # behind naming()
+                    stacklevel=3,  # the caller, above naming()
                 )
             self._let_go()
 

@@ -49,7 +49,7 @@ class Wire(Protocol):
 
 
 class Reduced:
-    """An all-reduce in flight."""
+    """All-reduce of one delta in flight."""
 
     def __init__(
         self, work: Work, tensor: torch.Tensor, feedback: ErrorFeedback | Literal[False] | None

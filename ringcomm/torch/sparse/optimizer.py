@@ -229,7 +229,7 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         return self._told(lambda exchange: exchange.state_dict())
 
     def gather_state_dict(self) -> dict[str, Any]:
-        """State with the residuals of all ranks, for a world of any size; otherwise as of
+        """State with the residuals of all ranks, for a world of any size; otherwise like
         ``state_dict``. A collective; all ranks get the same. Raises what ``allreduce`` raises."""
         with naming(f"gather_state_dict() of {self._method()}"):
             return self._told(lambda exchange: exchange.gather_state_dict())
