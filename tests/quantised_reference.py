@@ -1,6 +1,6 @@
 """The quantising codecs and the collectives that use them, in numpy.
 
-Written from the contract alone (docs/DESIGN.md, "Codecs and error feedback"), so that it and the
+Written from the contract alone (docs/COMPRESSION.md, "How it works"), so that it and the
 core can only agree by both being right. All arithmetic is float32, one rounding for each operation.
 
     codec    block  scale s, a bfloat16                           code of c             D
