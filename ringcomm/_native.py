@@ -1,7 +1,7 @@
 """The C core: loads the extension, owns the process's engine, and turns C errors into exceptions.
 
 Invariants: one engine per process and kernel set, made with the first communicator and freed with
-the last. A forked child is told at once (rc_engine_after_fork), so it holds no connection open.
+the last. After a fork the child calls rc_engine_after_fork at once, so it holds no connection open.
 This and work.py and communicator.py are the only modules that call into the extension.
 """
 
@@ -32,7 +32,7 @@ from .errors import (
 
 
 def _why_no_core(error: ImportError, package: Path) -> str:
-    """What to do about a core that cannot be imported from the package's folder."""
+    """Says why the core cannot be imported from the package's folder, and the remedy."""
     if importlib.machinery.PathFinder.find_spec("_core", [str(package)]) is not None:
         return f"ringcomm's C core cannot be loaded: {error}. Install ringcomm again"
     sources = package.parent
@@ -67,22 +67,22 @@ _CLASSES: dict[int, type[RingcommError]] = {
 
 
 def text(pointer: Any) -> str:
-    """A C string as str."""
+    """Converts a C string to str."""
     return bytes(ffi.string(pointer)).decode("utf-8", "replace")
 
 
 def result_name(result: int) -> str:
-    """rc_result_name as str."""
+    """Returns rc_result_name() as str."""
     return text(lib.rc_result_name(result))
 
 
 def error_class(code: int) -> type[RingcommError]:
-    """The exception class of an rc_result."""
+    """Returns the exception class of an rc_result."""
     return _CLASSES.get(code, RingcommError)
 
 
 def kernel_sets() -> list[tuple[str, bool]]:
-    """(name, supported by this CPU) of every kernel set in this build, slowest first."""
+    """Lists (name, supported by this CPU) of every kernel set in this build, slowest first."""
     sets = []
     index = 0
     while lib.rc_kernel_set_name(index) != ffi.NULL:
@@ -111,7 +111,7 @@ def _why_no_engine(number: int) -> str:
 
 
 class Engine:
-    """One rc_engine: an event loop with its progress thread."""
+    """Owner of an rc_engine, which is an event loop with its progress thread."""
 
     def __init__(self, kernel_set: str) -> None:
         out = ffi.new("rc_engine **")
@@ -124,7 +124,7 @@ class Engine:
             raise RingcommError(_why_no_engine(ffi.errno))
         self.handle = out[0]
         self.kernel_set = text(lib.rc_engine_kernel_set(self.handle))
-        # By slot, until the watcher has seen it filled; then by handle, found at once.
+        # Callbacks by slot, and by handle once rc_submit was seen to have filled the slot.
         self._watched: dict[Any, Callable[[], None]] = {}
         self._by_handle: dict[int, Callable[[], None]] = {}
         self._registered = threading.RLock()  # a signal handler may call within a call
@@ -133,7 +133,7 @@ class Engine:
         _live.add(self)
 
     def require_own_process(self) -> None:
-        """Raises NotInitializedError in a forked child: there, nothing of it works."""
+        """Raises NotInitializedError in a forked child, where the engine does not work."""
         if self.forked:
             raise NotInitializedError(
                 "a forked child cannot use its parent's communicator; start workers with spawn, "
@@ -141,8 +141,8 @@ class Engine:
             )
 
     def watch(self, slot: Any, callback: Callable[[], None]) -> None:
-        """Calls back, from a thread of callers.py, once the work that is about to be submitted with
-        notify, its handle going to ``slot``, is over."""
+        """Registers a callback for the work that is about to be submitted with notify and whose
+        handle goes to ``slot``. A thread of callers.py calls it once the work is over."""
         with self._registered:
             self._watched[slot] = callback
             if self._callers is None:
@@ -150,15 +150,15 @@ class Engine:
                 self._callers.start()
 
     def unwatch(self, slot: Any) -> None:
-        """Takes back a watch whose work was refused, or is over."""
+        """Removes a callback whose work was refused, or is over."""
         with self._registered:
             if self._watched.pop(slot, None) is None and slot[0]:
                 self._by_handle.pop(_address(slot[0]), None)
 
-    # ---- what its callers take from (callers.Source) ----
+    # ---- callers.Source ----
 
     def take(self, timeout_ms: int) -> Callable[[], None] | None:
-        """What calls back for the next work that is over."""
+        """Waits for the next work that is over and returns its callback; None if none is."""
         out = ffi.new("rc_work **")
         if lib.rc_engine_take_done(self.handle, timeout_ms, out) != OK:
             return None
@@ -167,7 +167,7 @@ class Engine:
         return callback
 
     def interrupt(self) -> None:
-        """Ends a ``take``."""
+        """Ends the current or next ``take``."""
         lib.rc_engine_interrupt(self.handle)
 
     def _callback_of(self, work: Any) -> Callable[[], None]:
@@ -184,8 +184,8 @@ class Engine:
                 time.sleep(1e-4)  # over before rc_submit, in another thread, has filled the slot
 
     def free(self) -> None:
-        """Stops its threads, or if one of them calls this, has them stop. All communicators must be
-        freed."""
+        """Stops the threads and frees the engine; called on one of them, returns before that is
+        done. All communicators must have been freed."""
         _live.discard(self)
         if self._callers is None:
             lib.rc_engine_free(self.handle)
@@ -199,7 +199,7 @@ _shared_lock = threading.Lock()
 
 
 def acquire_engine(kernel_set: str) -> Engine:
-    """The process's engine for this kernel set; give it back with release_engine."""
+    """Returns the process's engine for this kernel set; give it back with release_engine."""
     with _shared_lock:
         engine, users = _shared.get(kernel_set) or (Engine(kernel_set), 0)
         _shared[kernel_set] = (engine, users + 1)
@@ -207,7 +207,7 @@ def acquire_engine(kernel_set: str) -> Engine:
 
 
 def release_engine(kernel_set: str) -> None:
-    """Frees the engine with its last user."""
+    """Gives an engine back, and frees it if no user is left."""
     with _shared_lock:
         engine, users = _shared[kernel_set]
         if users > 1:

@@ -1,10 +1,10 @@
 """The module-level functions: one default communicator, and its collectives by name.
 
-Invariants: the default communicator is made by init and closed by shutdown or at exit; where there
-is none, that of torch.distributed's default process group stands in, if its backend is "ringcomm",
-as ringcomm.torch has it ask (``stand_in``). Every collective takes ``comm=`` to use another one,
-and does what the method of the same name does; see Communicator for the arguments, results and
-errors.
+Invariants: init makes the default communicator, shutdown or the end of the process closes it; where
+there is none, that of torch.distributed's default process group is used, if its backend is
+"ringcomm" (ringcomm.torch registers it by ``stand_in``). Every collective takes ``comm=`` to use
+another one, and does the same as the method of its name; see Communicator for the arguments,
+results and errors.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ def init(
     """Joins the ranks of this job and makes the default communicator.
 
     Args:
-        rank, world_size: this rank and how many there are. None: from the environment of torchrun,
+        rank, world_size: this rank and the number of ranks. None: from the environment of torchrun,
             Open MPI, MPICH or Slurm; without any of these, a world of one.
         init_method: ``"tcp://host:port"`` of rank 0, where explicit values are given.
         config: settings; None: ``Config()``. Fields that it was not given follow the environment.
         timeout: seconds within which all ranks must have found each other; None:
             ``config.connect_timeout``. (Collectives have ``config.timeout``.)
         mpi: an mpi4py communicator, over which the ranks find each other.
-        store: a torch.distributed Store for the same.
+        store: a torch.distributed Store, over which the ranks find each other.
 
     Raises:
         ConfigError: a setting, the environment or the secret cannot work.
-        BootstrapError: a rank did not arrive, or could not be reached; with a table of which.
+        BootstrapError: a rank did not arrive, or could not be reached; its text is a table of them.
         RingcommError: init was called before.
     """
     global _default
@@ -78,7 +78,7 @@ def init(
 
 
 def shutdown() -> None:
-    """Closes the default communicator; harmless where there is none."""
+    """Closes the default communicator, if there is one."""
     global _default
     with _lock:
         comm, _default = _default, None
@@ -95,22 +95,21 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def stand_in(ask: Callable[[], Communicator | None]) -> None:
-    """Has this function be asked for the default communicator where init has made none."""
+    """Registers a function that returns the default communicator where init has made none."""
     global _stand_in
     _stand_in = ask
 
 
 def is_initialized() -> bool:
-    """Whether there is a default communicator: True between init and shutdown, and while the
-    default process group of torch.distributed is one of backend "ringcomm"; False in a forked
-    child that has called neither itself."""
+    """True between init and shutdown, and while the default process group of torch.distributed has
+    the backend "ringcomm"; False in a forked child that has called neither itself."""
     comm = _find()
     return comm is not None and not comm.is_inherited
 
 
 def default_communicator() -> Communicator:
-    """The communicator made by init; without one, that of torch.distributed's default process
-    group, if its backend is "ringcomm". Raises NotInitializedError."""
+    """Returns the communicator made by init; without one, that of torch.distributed's default
+    process group, if its backend is "ringcomm". Raises NotInitializedError."""
     comm = _find()
     if comm is None:
         raise NotInitializedError(
@@ -135,12 +134,12 @@ def _use(comm: Communicator | None) -> Communicator:
 
 
 def rank() -> int:
-    """This rank's number in the default communicator. Raises NotInitializedError."""
+    """Returns this rank's number in the default communicator. Raises NotInitializedError."""
     return default_communicator().rank
 
 
 def world_size() -> int:
-    """Number of ranks in the default communicator. Raises NotInitializedError."""
+    """Returns the number of ranks in the default communicator. Raises NotInitializedError."""
     return default_communicator().world_size
 
 

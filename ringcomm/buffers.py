@@ -1,7 +1,7 @@
-"""What a tensor in host memory is: any object with memory that the core can read or write.
+"""Views of tensors in host memory: of any object whose memory the core can read or write.
 
 Takes numpy arrays, torch CPU tensors and anything with ``__array_interface__``, DLPack or the
-buffer protocol. torch is only looked for among the modules that the caller has imported already.
+buffer protocol. torch is used only if the caller has imported it already.
 
 Invariants: a View keeps its object alive, and the memory it names does not move. An object whose
 elements do not lie densely in row-major order is gathered into a copy, which ``finish`` scatters
@@ -40,22 +40,22 @@ SUPPORTED = "float16, bfloat16, float32, float64, int8, uint8, int32 and int64"
 
 
 def full_name(dtype: str) -> str:
-    """Of a dtype that is in DTYPES, as numpy and torch have it."""
+    """Returns numpy's and torch's name of a dtype in DTYPES."""
     return next(name for name, short in NUMPY_NAMES.items() if short == dtype)
 
 
 class View:
-    """A tensor as the core sees it.
+    """Memory, dtype and shape of a tensor, as the core takes them.
 
     Attributes:
         owner: the caller's object, returned as the result of in-place calls.
-        address: of the first element; 0 if there are none.
-        count: elements.
+        address: address of the first element; 0 if there are none.
+        count: number of elements.
         dtype: a name of DTYPES.
-        shape: as the caller's object has it.
-        finish: call once after the collective: scatters a gathered copy back. ValueError if that
-            cannot be, or if the memory was given up meanwhile.
-        is_copy: whether the result is not in the object before ``finish``.
+        shape: shape of the caller's object.
+        finish: call once after the collective: scatters a gathered copy back. Raises ValueError if
+            that fails, or if the memory was given up meanwhile.
+        is_copy: True if the result is in the object only after ``finish``.
     """
 
     __slots__ = (
@@ -94,17 +94,17 @@ class View:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
+        """Number of bytes of all elements."""
         return self.count * ITEM_BYTES[self.dtype]
 
     def overlaps(self, start: int, stop: int) -> bool:
-        """Whether memory that the call or ``finish`` uses lies from address start to stop."""
+        """True if any memory that the call or ``finish`` uses lies from address start to stop."""
         if start < self.address + self.nbytes and self.address < stop:
             return True
         return _overlaps(self._keep, start, stop)
 
     def new(self, shape: tuple[int, ...]) -> Any:
-        """An uninitialised tensor of the same library and dtype."""
+        """Makes an uninitialised tensor of the same library and dtype."""
         return self._make(shape)
 
 
@@ -121,11 +121,11 @@ def _overlaps(kept: Any, start: int, stop: int) -> bool:
 
 
 def view(obj: Any, *, writable: bool) -> View:
-    """The memory of a tensor.
+    """Makes a View of a tensor.
 
     Args:
-        obj: the tensor. 0-d and empty ones are fine.
-        writable: the collective writes to it.
+        obj: the tensor; it may be 0-d or empty.
+        writable: True if the collective writes to it.
 
     Raises:
         TensorError: not a tensor, an unsupported dtype, a device other than the CPU, or memory that
@@ -138,7 +138,7 @@ def view(obj: Any, *, writable: bool) -> View:
 
 
 def _shares_memory(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
-    """Whether elements may lie on one another: then none can be given a result of its own."""
+    """True if elements may share memory, so that results cannot be written to them."""
     reach = item
     for stride, size in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
         if stride < reach:
@@ -192,7 +192,7 @@ def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
     if finish is None:
 
         def finish() -> None:
-            if dense.data_ptr() != address:  # what the core has used since is not its memory
+            if dense.data_ptr() != address:  # the core has used memory that was freed
                 raise ValueError("its storage was resized in flight")
 
     def make(shape: tuple[int, ...]) -> Any:
@@ -211,7 +211,7 @@ def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
     )
 
 
-# ---- numpy and what numpy can wrap ----
+# ---- numpy arrays and objects that numpy can wrap ----
 
 
 def _as_array(obj: Any) -> np.ndarray[Any, Any]:
@@ -219,7 +219,7 @@ def _as_array(obj: Any) -> np.ndarray[Any, Any]:
         return obj
     if isinstance(obj, np.generic):
         copy = np.asarray(obj)
-        copy.flags.writeable = False  # what is written to it would be lost
+        copy.flags.writeable = False  # a result written to it would be lost
         return copy
     if isinstance(obj, _NO_TENSORS):
         raise _no_tensor(obj)
@@ -233,7 +233,7 @@ def _as_array(obj: Any) -> np.ndarray[Any, Any]:
         raise _no_tensor(obj, "" if "bytes-like" in str(error) else f" ({error})") from None
 
 
-#: What new users pass, and which has no memory that a result could be put into.
+#: Types that new users pass and that have no memory to put a result into.
 _NO_TENSORS = (str, int, float, complex, list, tuple, dict, set, Iterator, type(None))
 
 
@@ -254,7 +254,7 @@ def _no_tensor(obj: Any, why: str = "") -> TensorError:
 
 
 def unsupported(dtype: str) -> TensorError:
-    """The error of a tensor of this dtype, as its library names it."""
+    """Makes the error for a tensor of this dtype, as its library names it."""
     convert = "convert it"
     if "bool" in dtype:
         convert = "view it as uint8 (with max for any, and min for all)"
@@ -271,7 +271,7 @@ def _dtype_name(dtype: np.dtype[Any]) -> str | None:
 
 
 def said(dtype: np.dtype[Any]) -> str:
-    """What messages call a dtype of numpy."""
+    """Returns the name of a numpy dtype for messages."""
     other = "big" if sys.byteorder == "little" else "little"
     native = dtype.names or not dtype.itemsize or dtype.isnative
     return dtype.name if native else f"{other}-endian {dtype.name}"
@@ -322,9 +322,9 @@ def _numpy_view(obj: Any, array: np.ndarray[Any, Any], writable: bool) -> View:
 
 
 def _address(dense: np.ndarray[Any, Any]) -> int:
-    """Where a dense array lies."""
+    """Returns the address of a dense array."""
     try:
         return int(ffi.cast("uintptr_t", ffi.from_buffer(dense)))
-    except (TypeError, ValueError, BufferError):  # a dtype that the buffer protocol has not
+    except (TypeError, ValueError, BufferError):  # a dtype that the buffer protocol lacks
         address: int = dense.__array_interface__["data"][0]
         return address

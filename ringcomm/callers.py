@@ -1,17 +1,18 @@
-"""The threads that call back when something is over.
+"""Threads that call back when a work is over.
 
-One of them leads: it takes what is over from the core, in order, and calls back. One that stands by
-takes over from a leader whose callback says that it is about to wait (``step_aside``), which this
-package says where it waits and where a Future is asked for, or has not returned after LATE_S, for
-it may wait for what another callback is to do. That thread stands by when its callback returns.
+One of them leads: it takes finished works from the core, in order, and calls back. A stand-by
+thread takes over from a leader whose callback announces that it is about to wait (``step_aside``),
+as this package does where it waits and where a Future is asked for, or whose callback has not
+returned after LATE_S, since it may wait for another callback. The former leader stands by once its
+callback returns.
 
     leader     take, call, take, call - - - (waits) - - - - - returns: stands by
     stand-by   - - - - - - - - - - - - - leads: take, call, take, call
 
-Invariants: callbacks begin in the order in which their things were over, and run one at a time, but
+Invariants: callbacks begin in the order in which their works were over, and run one at a time, but
 for those that wait or take long. However deep they wait for each other, there is a thread for the
 next one: threads are made where none is left to stand by. A leader outside of a callback stays the
-leader, so only one thread takes. Nothing wakes up while there is nothing to call.
+leader, so only one thread takes. No thread wakes up while there is nothing to call.
 """
 
 from __future__ import annotations
@@ -24,63 +25,63 @@ from collections.abc import Callable
 from typing import Protocol
 
 LATE_S = 0.01
-_SPARE = 4  # threads that are kept
+_SPARE = 4  # stand-by threads that are kept
 _TAKE_MS = 60_000
 _log = logging.getLogger("ringcomm")
 _here = threading.local()
-#: Whether there has been any: who asks often asks this first.
+#: True once a thread was started; a cheap check before step_aside() and the like.
 are_running = False
 
 
 class Source(Protocol):
-    """What knows what is over."""
+    """Source of finished works, such as an engine."""
 
     def take(self, timeout_ms: int) -> Callable[[], None] | None:
-        """Waits for the next thing that is over and returns what calls back; None: there is none
-        yet, or ``interrupt`` was called."""
+        """Waits for the next finished work and returns its callback; None after timeout_ms, or if
+        ``interrupt`` was called."""
 
     def interrupt(self) -> None:
         """Ends the current or next ``take``."""
 
 
 def is_caller() -> bool:
-    """Whether this thread is one that calls back."""
+    """True on a thread that calls back."""
     return getattr(_here, "callers", None) is not None
 
 
 def step_aside() -> None:
-    """The callback that this thread is in, if it is in one, may wait: others go on without it."""
+    """Announces that the callback on this thread, if there is one, may wait; another leads."""
     callers: Callers | None = getattr(_here, "callers", None)
     if callers is not None:
         callers.relieve()
 
 
 class Callers:
-    """The threads of one source, which are started when it first has something to call back.
+    """Threads of one source, started when the first callback is registered.
 
     Args:
-        name: of the threads.
-        source: what they take from.
+        name: name of the threads.
+        source: source from which they take finished works.
     """
 
     def __init__(self, name: str, source: Source) -> None:
         self._name = name
         self._source = source
-        self._lock = threading.RLock()  # of what follows; a signal handler may call within a call
+        self._lock = threading.RLock()  # guards all below; a signal handler may call within a call
         self._changed = threading.Condition(self._lock)
         self._threads: set[threading.Thread] = set()
         self._spare = 0  # threads that stand by, or are going to
-        self._watched = False  # one of them looks how long the leader's callback takes
+        self._watched = False  # a stand-by thread measures how long the leader's callback takes
         self._leader: threading.Thread | None = None
         self._calling = False  # the leader is in a callback
-        self._began = 0.0  # when it was begun
-        self._relieved = False  # it is not waited for
+        self._began = 0.0  # when the callback began
+        self._relieved = False  # another thread may lead before the callback returns
         self._stopping = False
-        self._ended = False  # and nothing is left to take
+        self._ended = False  # stopping, and no work is left to take
         self._at_end: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Starts the first thread. Harmless the second time."""
+        """Starts the first thread, unless there is one."""
         global are_running
         with self._lock:
             are_running = True
@@ -88,7 +89,7 @@ class Callers:
                 self._add_thread()
 
     def relieve(self) -> None:
-        """If this thread leads, another does from here on."""
+        """Lets another thread lead, if this one does."""
         with self._lock:
             if self._leader is not threading.current_thread() or self._relieved:
                 return
@@ -96,8 +97,8 @@ class Callers:
             self._changed.notify()
 
     def stop(self, at_end: Callable[[], None]) -> None:
-        """Calls back for all that is over by now and ends the threads. ``at_end`` is called when
-        the last is gone: before this returns, unless it is called on one of them."""
+        """Calls back for all works that are over by now and ends the threads. Calls ``at_end`` when
+        the last has ended: before stop() returns, unless one of the threads called it."""
         with self._lock:
             self._stopping = True
             inside = threading.current_thread() in self._threads
@@ -113,7 +114,7 @@ class Callers:
     # ---- threads ----
 
     def _add_thread(self) -> None:
-        """Under the lock."""
+        """Starts a thread that stands by. Called under the lock."""
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._threads.add(thread)
         self._spare += 1
@@ -144,7 +145,7 @@ class Callers:
             at_end()
 
     def _stand_by(self, me: threading.Thread) -> bool:
-        """Returns True once this thread is the leader, False when there is no more to do."""
+        """Waits; returns True once this thread is the leader, False when no work is left."""
         watches = False
         with self._lock:
             while not self._ended:
@@ -161,16 +162,16 @@ class Callers:
         return False
 
     def _is_free(self) -> bool:
-        """Whether somebody else may lead. Under the lock."""
+        """True if another thread may take the lead. Called under the lock."""
         if self._leader is None:
             return True
         late = time.monotonic() - self._began >= LATE_S
         return self._calling and (self._relieved or self._stopping or late)
 
     def _lead(self, me: threading.Thread) -> None:
-        """Takes and calls back until it is relieved, or there is no more."""
+        """Takes works and calls back until this thread is relieved, or no work is left."""
         while self._leader is me:
-            stopping = self._stopping  # read first: what was over by then is still taken
+            stopping = self._stopping  # read first, so that works over by then are still taken
             call = self._source.take(0 if stopping else _TAKE_MS)
             if call is not None:
                 self._call(me, call)
@@ -191,7 +192,7 @@ class Callers:
                 self._changed.notify()
         try:
             call()
-        except BaseException:  # sys.exit() in a callback too: others are still to be called
+        except BaseException:  # sys.exit() in a callback, too: others are still to be called
             _log.exception("a callback of a finished collective raised")
         with self._lock:
             if self._leader is me:

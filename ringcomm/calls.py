@@ -1,6 +1,6 @@
-"""From the arguments of a collective to the core's call.
+"""Turns the arguments of a collective into the core's call.
 
-Invariant: what cannot work is refused here, before anything is submitted or sent.
+Invariant: arguments that cannot work are refused here, before anything is submitted or sent.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Op = Literal["sum", "avg", "min", "max", "prod"]
 #: Name -> number in the C header (rc_op).
 OPS: dict[str, int] = {"sum": 0, "avg": 1, "min": 2, "max": 3, "prod": 4}
 
-#: ``feedback=``: False goes without where the codec needs it.
+#: Type of ``feedback=``; False: none, even where the codec needs one.
 Feedback = Residuals | Literal[False] | None
 
 ANY_SOURCE = int(lib.RC_ANY_SOURCE)
 
-#: What other libraries call them.
+#: Names of the operations in other libraries.
 _OTHER_NAMES = {
     "add": "sum",
     "plus": "sum",
@@ -60,22 +60,22 @@ _COLLECTIVES = {
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Python's or numpy's, and no truth value."""
+    """True for an integer of Python or numpy that is no bool."""
     kind = type(value)
     return kind is int or (isinstance(value, (int, np.integer)) and kind is not bool)
 
 
 def is_number(value: object) -> bool:
-    """A real number, Python's or numpy's, that is neither NaN nor a truth value."""
+    """True for a real number of Python or numpy that is neither NaN nor a bool."""
     return isinstance(value, _NUMBERS) and value == value and type(value) is not bool
 
 
 USERS_TAGS = 2**31
-"""Tags of callers are below; those above are for sends and receives that make up a collective."""
+"""First tag of the sends and receives that make up a collective; users' tags are below."""
 
 
 def is_message(collective: int, tag: int) -> bool:
-    """Whether a call is a send or receive of the caller's."""
+    """True if a call is a send or receive of the user's."""
     return collective in (lib.RC_SEND, lib.RC_RECV) and tag < USERS_TAGS
 
 
@@ -96,7 +96,7 @@ def require_compressible(compression: str | None, dtype: str) -> None:
 
 
 def require_feedback(codec: Codec, feedback: object) -> None:
-    """Raises ConfigError for what is no feedback, or none where the codec needs it."""
+    """Raises ConfigError if feedback has a wrong type, or is None where the codec needs one."""
     if feedback is not None and feedback is not False and not isinstance(feedback, Residuals):
         hint = "or False"
         if type(feedback).__name__ == "FeedbackStore":
@@ -114,7 +114,8 @@ def require_feedback(codec: Codec, feedback: object) -> None:
 
 @functools.lru_cache
 def _caller(call: str) -> int:
-    """rc_call.caller for what ``naming`` has: the first that begins the name, or "another"."""
+    """Returns rc_call.caller for a name given to ``naming``: the first caller that begins the
+    name, or the number of "another"."""
     number = 2
     while (name := lib.rc_caller_name(number)) and not call.startswith(text(name)):
         number += 1
@@ -122,7 +123,8 @@ def _caller(call: str) -> int:
 
 
 def _unknown_op(op: object) -> ConfigError:
-    """Of MPI.SUM, torch's ReduceOp.SUM or numpy.add, too, it says which name is meant."""
+    """Makes the error for an unknown op; suggests a name, also for MPI.SUM, torch's ReduceOp.SUM
+    or numpy.add."""
     own = getattr(op, "name", None) or getattr(op, "__name__", None)
     word = re.split(r"[._]", str(own if isinstance(own, str) else op).lower())[-1]
     word = re.sub(r"\W.*", "", word)
@@ -167,7 +169,7 @@ def make_call(
     notify: bool,
     feedback: Feedback = None,
 ) -> tuple[Any, str]:
-    """The rc_call, and its name for messages; root None: a receive from any source. Raises
+    """Makes the rc_call, and its name for messages; root None: a receive from any source. Raises
     ConfigError, TensorError."""
     if not is_number(seconds) or not 0 < seconds <= 4_000_000:
         raise ConfigError(f"timeout={seconds!r}: give seconds above 0, at most 4 million")

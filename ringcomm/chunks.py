@@ -1,9 +1,9 @@
-"""Sparse payloads, of arrays: the largest elements of each chunk as bytes, and sums of such bytes.
+"""Sparse payloads of arrays: the largest elements of each chunk as bytes, and sums of such bytes.
 
-What csrc/sparse does, with arguments that are checked and memory that is allocated here. Nothing in
-this module communicates or keeps anything between calls.
+Calls csrc/sparse with checked arguments and with memory that is allocated here. Nothing in
+this module communicates or keeps state between calls.
 
-Invariants: arrays are float32, contiguous and of one dimension; the caller sees to that (View).
+Invariants: arrays are float32, contiguous and of one dimension; the caller ensures that (View).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _MOST_CHUNK = 65536
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """How a tensor is cut, and what is sent of each chunk.
+    """Division of a tensor into chunks and blocks, and the part of each chunk that is sent.
 
     Attributes:
-        chunk: elements.
+        chunk: elements of a chunk.
         block: elements that are chosen and sent together.
-        kept: blocks of a chunk that are sent; of a short chunk at the end its share, rounded up.
+        kept: blocks of a chunk that are sent; of a short last chunk its share, rounded up.
         values: a name of VALUES.
     """
 
@@ -59,34 +59,34 @@ class Format:
             raise ConfigError(f"Invalid values: {self.values!r}: give {' or '.join(VALUES)}")
 
     def native(self) -> Any:
-        """As the core has it."""
+        """Makes the core's rc_sparse_format."""
         values = lib.RC_BF16 if self.values == "bf16" else lib.RC_F32
         return ffi.new("rc_sparse_format *", (self.chunk, self.block, self.kept, values))
 
     def record_bytes(self) -> int:
-        """Of a whole chunk."""
+        """Returns the bytes of a whole chunk's record."""
         return int(lib.rc_sparse_record_bytes(self.native()))
 
     def payload_bytes(self, count: int) -> int:
-        """Of a tensor of that many elements."""
+        """Returns the payload bytes of a tensor of count elements."""
         return int(lib.rc_sparse_bytes(self.native(), count))
 
     def chunks(self, count: int) -> int:
-        """Of a tensor of that many elements."""
+        """Returns the number of chunks of a tensor of count elements."""
         return -(-count // self.chunk)
 
 
 class Entries:
-    """The sum of what all ranks sent of a tensor: blocks in ascending order, the others being zero.
+    """Sum of the blocks that all ranks sent of a tensor, in ascending order; the rest is zero.
 
     Attributes:
-        format: chunk and block; of how many are kept it says nothing.
+        format: chunk and block; its kept does not limit the number of blocks.
         count: elements of the tensor.
-        counts: blocks of each chunk, uint32.
-        index: of each block its number in its chunk, uint16.
-        values: their elements, float32[blocks, block]; the last block of the tensor may go past
-            its end, with zeros there.
-        poisoned: a value or a sum was not finite: all of the tensor is NaN, on every rank.
+        counts: number of blocks of each chunk, uint32.
+        index: number of each block in its chunk, uint16.
+        values: elements of the blocks, float32[blocks, block]; the last block of the tensor may go
+            past its end, with zeros there.
+        poisoned: True if a value or a sum was not finite: all of the tensor is NaN on every rank.
     """
 
     def __init__(self, format: Format, count: int, most: int) -> None:
@@ -98,11 +98,11 @@ class Entries:
         self.poisoned = False
 
     def keep(self, total: int) -> None:
-        """Lets go of room for more blocks than there are."""
+        """Frees the memory beyond the first ``total`` blocks."""
         self.index, self.values = self.index[:total].copy(), self.values[:total].copy()
 
     def native(self) -> Any:
-        """As the core has it; lives no longer than this object's arrays."""
+        """Makes the core's rc_sparse_entries, valid as long as this object's arrays."""
         return ffi.new(
             "rc_sparse_entries *",
             (
@@ -113,12 +113,12 @@ class Entries:
         )
 
     def elements(self) -> int:
-        """How many elements came."""
+        """Returns the number of elements in the blocks."""
         return len(self.index) * self.format.block
 
     def scatter(self, out: Any = None) -> Any:
-        """The whole tensor, zeros where nothing came: a new float32 array, or in ``out``. NaN
-        everywhere if it is poisoned."""
+        """Writes the whole tensor, with zeros outside the blocks, to a new float32 array or to
+        ``out``, and returns it. NaN everywhere if it is poisoned."""
         dense = as_view(
             np.empty(self.count, np.float32) if out is None else out, self.count, writable=True
         )
@@ -133,7 +133,7 @@ class Entries:
         return _finished(dense)
 
     def add_to(self, dense: Any, factor: float = 1.0) -> Any:
-        """dense += factor * this; of what is poisoned NaN everywhere."""
+        """Adds factor times this to dense; NaN everywhere if it is poisoned."""
         seen = as_view(dense, self.count, writable=True)
         if self.poisoned:
             floats(seen)[:] = np.nan
@@ -155,8 +155,9 @@ def select(
     delta: View,
     decay: float,
 ) -> bool:
-    """c = residual * decay + delta; its largest blocks go to wire, and the rest of it to left.
-    Returns whether all that was sent is finite; left is void if not."""
+    """Computes c = residual * decay + delta; writes its largest blocks to wire, the rest to left.
+
+    Returns True if all sent values are finite; left is invalid if not."""
     poisoned = ffi.new("int *")
     before = ffi.NULL if residual is None else _pointer(residual, "float *")
     _check(
@@ -178,10 +179,10 @@ def select(
 def join(
     format: Format, kernel_set: str, payloads: Sequence[Bytes], factor: float, count: int
 ) -> Entries:
-    """The sum of payloads in their order, times factor; factor 0: each block by how many sent it.
+    """Sums payloads in their order, times factor; factor 0: divides each block by its senders.
 
     Raises:
-        ProtocolError: one of them is no such payload; its number is the error's rank.
+        ProtocolError: a payload is malformed; its number is the error's rank.
     """
     native = format.native()
     out = Entries(format, count, int(lib.rc_sparse_most(native, count, len(payloads))))
@@ -213,12 +214,12 @@ def join(
     return out
 
 
-# ---- optimizer steps of the blocks that came, and of no others ----
+# ---- optimizer steps of the received blocks only ----
 
 
 @dataclasses.dataclass(frozen=True)
 class SgdStep:
-    """One step of SGD; see rc_sparse_sgd. number: of the step, from 1."""
+    """Parameters of one SGD step; see rc_sparse_sgd. number: of the step, from 1."""
 
     lr: float
     momentum: float
@@ -229,7 +230,7 @@ class SgdStep:
 
 @dataclasses.dataclass(frozen=True)
 class AdamStep:
-    """One step of Adam; see rc_sparse_adam. decoupled: weight decay as AdamW has it."""
+    """Parameters of one Adam step; see rc_sparse_adam. decoupled: weight decay as in AdamW."""
 
     lr: float
     beta1: float
@@ -248,7 +249,8 @@ def sgd(
     buffer: Floats | None,
     last: np.ndarray[Any, np.dtype[np.uint32]] | None,
 ) -> None:
-    """Steps the weights of these blocks. Without momentum buffer and last are None."""
+    """Applies an SGD step to the weights of these blocks; buffer and last are None without
+    momentum."""
     told = ffi.new("rc_sparse_sgd_step *", dataclasses.astuple(step))
     _check(
         lib.rc_sparse_sgd(
@@ -272,7 +274,7 @@ def adam(
     first: Floats,
     second: Floats,
 ) -> None:
-    """Steps the weights of these blocks, and the moments of no others."""
+    """Applies an Adam step to the weights and moments of these blocks only."""
     told = ffi.new("rc_sparse_adam_step *", dataclasses.astuple(step))
     _check(
         lib.rc_sparse_adam(
@@ -289,7 +291,7 @@ def adam(
 
 
 def take(entries: Entries, dense: Floats) -> None:
-    """The blocks' values become what dense has there."""
+    """Copies the blocks' values from dense."""
     _check(
         lib.rc_sparse_take(
             entries.format.native(), entries.native(), _pointer(dense, "float *"), entries.count
@@ -298,7 +300,7 @@ def take(entries: Entries, dense: Floats) -> None:
 
 
 def put(entries: Entries, kernel_set: str, dense: Any) -> None:
-    """Writes the blocks' values into a float32 or bfloat16 tensor of the host."""
+    """Writes the blocks' values into a float32 or bfloat16 tensor in host memory."""
     seen = view(dense, writable=True)
     dtype = {"f32": lib.RC_F32, "bf16": lib.RC_BF16}[seen.dtype]
     _check(
@@ -315,7 +317,7 @@ def put(entries: Entries, kernel_set: str, dense: Any) -> None:
 
 
 def as_view(tensor: Any, count: int, *, writable: bool) -> View:
-    """A float32 tensor of the host with that many elements. Raises TensorError."""
+    """Makes a View of a float32 tensor in host memory with count elements. Raises TensorError."""
     seen = view(tensor, writable=writable)
     if seen.dtype != "f32" or seen.count != count:
         raise TensorError(
@@ -326,7 +328,7 @@ def as_view(tensor: Any, count: int, *, writable: bool) -> View:
 
 
 def floats(seen: View) -> Floats:
-    """What a view shows, as an array over the same memory."""
+    """Returns a float32 array over the memory of a view."""
     memory = ffi.buffer(ffi.cast("char *", seen.address), seen.nbytes) if seen.count else b""
     return np.frombuffer(memory, np.float32)
 

@@ -1,7 +1,7 @@
-"""The wire formats by name: what ``compression=`` may be, read in one place.
+"""The wire formats by name: parses the values of ``compression=``.
 
-Invariants: a name means the same everywhere, in calls, hooks and command lines; what this module
-has parsed needs no further check, save that of the tensor's dtype and of the op.
+Invariants: a name means the same everywhere, in calls, hooks and command lines; a parsed codec
+needs no further check, except of the tensor's dtype and of the op.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from .errors import ConfigError, did_you_mean
 BLOCK = 256  # elements; the largest block of any codec, as the core's PLAN_ALIGN
 
 Compression = Literal["none", "bf16", "fp16", "int8", "fp8", "int4", "onebit"]
-"""What ``compression=`` takes, for who checks types."""
+"""Values of ``compression=``, for type checkers."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Codec:
-    """One wire format.
+    """Name and properties of a wire format.
 
     Attributes:
         name: as in ``compression=``; "none" for None.
         number: in the C header (rc_codec).
-        bits: on the wire for an element, scales included.
-        quantises: elements share a scale: sums and averages only.
-        needs_feedback: without error feedback it loses too much to be useful.
+        bits: bits of an element on the wire, scales included.
+        quantises: True if elements share a scale, which permits sums and averages only.
+        needs_feedback: True if it loses too much to be useful without error feedback.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Codec:
     needs_feedback: bool = False
 
 
-#: By name, gentlest first among those of a kind.
+#: Codecs by name, gentlest first among those of a kind.
 CODECS = {
     codec.name: codec
     for codec in (
@@ -52,7 +52,7 @@ CODECS = {
 }
 
 
-#: Names that used to be codecs, without what follows a colon, and what an error says of them.
+#: Removed names, without a colon and what follows it, each with the end of its error message.
 _REMOVED = {
     "onebit-deepspeed": "has been removed; use 'onebit', which has a scale for each block",
     "topk": "has been removed: under AdamW it ended far behind; ringcomm.torch.sparse and "
@@ -61,10 +61,10 @@ _REMOVED = {
 
 
 def parse(compression: object, what: str = "compression=") -> Codec:
-    """The codec that ``compression`` names; None is "none".
+    """Returns the codec that ``compression`` names; None is "none".
 
     Args:
-        what: what the message of an error calls it.
+        what: name of the argument in an error message.
 
     Raises ConfigError for anything else.
     """
@@ -82,12 +82,12 @@ def parse(compression: object, what: str = "compression=") -> Codec:
 
 
 def names(among: Callable[[Codec], bool] = lambda codec: True) -> str:
-    """The codecs, or some of them, as messages and help texts list them."""
+    """Lists the names of the codecs, or of some, for messages and help texts."""
     return ", ".join(codec.name for codec in CODECS.values() if among(codec))
 
 
 def _meant(compression: object) -> str:
-    """Of a dtype, too, as torch.bfloat16 and numpy.float16, it says which codec is meant."""
+    """Suggests a codec for a wrong name, also for a dtype such as torch.bfloat16."""
     name = getattr(compression, "__name__", None) or str(compression)
     word = name.rpartition(".")[2].lower()
     word = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16"}.get(word, word)

@@ -1,7 +1,7 @@
-"""The collectives of a communicator: what its methods take and return.
+"""The collectives of a communicator: arguments and results of its methods.
 
-Each method finds the memory of its tensors, checks that they fit each other, and says which call of
-the core it is; the Communicator runs it.
+Each method finds the memory of its tensors, checks that they fit each other, and names the core's
+call; the Communicator runs it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Collectives:
-    """What a Communicator does for its callers."""
+    """Collective operations of a Communicator."""
 
     rank: int
     world_size: int
@@ -95,22 +95,22 @@ class Collectives:
             op: sum, avg, min, max or prod. avg is the sum times 1/world_size; integers are
                 divided and truncated towards zero. 16-bit floats are summed in float32 and rounded
                 at each hop.
-            compression: how the elements of a float32 or float64 tensor travel. None: as they are.
+            compression: encoding of a float32 or float64 tensor on the wire. None: as it is.
                 "bf16", "fp16": 16 bits, and every hop rounds to nearest even. "int8", "fp8", "int4"
                 and "onebit": 8.06, 8.06, 4.25 and 1.06 bits, for sum and avg, rounded twice (where
                 there are two ranks, once); a value that is not finite makes the whole result NaN.
-            feedback: an ErrorFeedback, one for each tensor and kept from call to call: what is
-                rounded away is sent with the next call. "int4" and "onebit" need one, or False to
+            feedback: an ErrorFeedback, one for each tensor and kept from call to call: rounding
+                errors are sent with the next call. "int4" and "onebit" need one, or False to
                 go without. It is left as it was if the result is not finite.
-            out: where to put the result: same size and dtype as ``tensor``.
+            out: tensor to put the result into, of the same size and dtype as ``tensor``.
             async_op: return a Work at once.
             timeout: seconds until the collective fails; default ``config.timeout``.
-            on_done: of the method alone, with async_op: called with the Work once it is over, from
-                a thread that makes such calls, in the order in which works are over and one at a
-                time, but beside one that waits or takes long. What it raises is logged.
+            on_done: with async_op, and of the method alone: called with the Work once it is over,
+                from a thread for such calls, in the order in which works are over and one at a
+                time, but beside one that waits or takes long. Its exceptions are logged.
 
-        Of a tensor on a GPU the result is on its way when this returns, and the current stream goes
-        on behind it. What is float32 is then packed there.
+        For a tensor on a GPU the call returns before the result is there, and the current stream
+        waits for it. float32 tensors are packed on the GPU.
 
         Returns:
             The tensor that holds the result, or the Work.
@@ -118,8 +118,8 @@ class Collectives:
         Raises:
             TensorError, ConfigError: an argument cannot work; nothing was sent.
             NotInitializedError: the communicator is closed, or a forked child's parent's.
-            MismatchError, PeerLostError, CommTimeoutError, AbortedError: it failed.
-            DeviceError: the tensor is on a GPU, and its driver failed or is not to be had.
+            MismatchError, PeerLostError, CommTimeoutError, AbortedError: the collective failed.
+            DeviceError: the tensor is on a GPU, and its driver failed or is missing.
         """
         in_place = out is None and timeout is None and not async_op and on_done is None
         if in_place and feedback is None and self._shortcut.allreduce(tensor, op, compression):
@@ -189,17 +189,17 @@ class Collectives:
     ) -> Any:
         """Reduces several tensors in place, the small ones (below 256 KiB) of a dtype together.
 
-        For many small tensors that is many times faster than one call for each. The order of a sum
+        For many small tensors this is many times faster than one call for each. The order of a sum
         may differ from that of ``allreduce`` of one tensor; it is the same on all ranks.
 
         Args:
             tensors: the same number, dtypes and counts in the same order on all ranks. Where
-                some travel together, the sum of their counts alone is compared.
-            feedback: as many ErrorFeedbacks as tensors, which then travel by themselves; or False.
+                some are sent together, only the sum of their counts is compared.
+            feedback: an ErrorFeedback for each tensor, which are then sent one by one; or False.
 
         Returns:
-            The tensors as a list; with ``async_op`` an object with ``wait``, ``done`` and
-            ``exception``, as a Work has them. The other arguments, and the errors raised, are those
+            The tensors as a list; with ``async_op`` an object with the ``wait``, ``done`` and
+            ``exception`` of a Work. The other arguments, and the errors raised, are those
             of ``allreduce``.
         """
         given = listed(tensors)
@@ -241,7 +241,7 @@ class Collectives:
         self, tensor: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None
     ) -> Any:
         """Copies root's tensor into every rank's ``tensor``, in place, and returns that (or the
-        Work). On root it is only read."""
+        Work). Root's tensor is only read."""
         if timeout is None and not async_op and self._shortcut.broadcast(tensor, root):
             return tensor
         check_autograd(tensor)  # on root, too, or the others alone would refuse
@@ -350,8 +350,9 @@ class Collectives:
         timeout: float | None = None,
     ) -> Any:
         """Returns all ranks' tensors, which are only read, stacked in order of rank: shape
-        (world_size, *tensor.shape). With ``compression`` every rank, the sender too, has what
-        travelled; ``feedback``, of the tensor's size, adds what that lacked to the next."""
+        (world_size, *tensor.shape). With ``compression`` every rank, the sender too, gets the
+        rounded values; ``feedback``, of the tensor's size, adds the rounding errors to the next
+        call's tensor."""
         src = view(tensor, writable=False)
         dst = self._result(out, src, (self.world_size, *src.shape))
         return self._run(
@@ -396,7 +397,7 @@ class Collectives:
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """As allgather, but on root alone; None on the other ranks."""
+        """Gathers all ranks' tensors on root, stacked as by allgather; returns None elsewhere."""
         src = view(tensor, writable=False)
         here = self.rank == root
         dst = self._result(out, src, (self.world_size, *src.shape)) if here else None
@@ -440,7 +441,7 @@ class Collectives:
         Args:
             tensor: on root: shape (world_size, *s). Elsewhere: None with ``out`` given, or a
                 tensor of root's shape and dtype, of which only these two are used.
-            out: receives shape s; made where it is not given.
+            out: tensor of shape s to put the result into; made if not given.
 
         Returns:
             Shape s, on root too.
@@ -507,8 +508,8 @@ class Collectives:
         Args:
             tensor: its first dimension is a multiple of world_size. Only read.
             op, compression, feedback: as for allreduce; the feedback is of the tensor's size. The
-                result is not rounded again. A value that is not finite makes NaN of the part that
-                it belongs to and of that of the rank which had it; the other ranks do not know.
+                result is not rounded again. A value that is not finite turns the part that it
+                belongs to, and the part of the rank that had it, into NaN; other ranks do not know.
 
         Returns:
             Shape (tensor.shape[0] / world_size, *tensor.shape[1:]).
@@ -590,7 +591,7 @@ class Collectives:
     ) -> Work | None: ...
 
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Any:
-        """Returns None, or the Work is over, when every rank has called it."""
+        """Waits until every rank has called it; with async_op returns a Work that is over then."""
         if timeout is None and not async_op and self._shortcut.barrier():
             return None
         return self._run(lib.RC_BARRIER, None, None, 0, async_op=async_op, timeout=timeout)
@@ -696,8 +697,8 @@ class Collectives:
         timeout: float | None = None,
     ) -> Any:
         """Receives into ``tensor``, of the count and dtype that another rank, src, sends with this
-        tag; returns it (or the Work). With src None it is the next send of the tag by any rank,
-        which the Work's ``root`` tells."""
+        tag; returns it (or the Work). With src None it takes the next send of the tag by any rank,
+        which is the Work's ``root``."""
         dst = _written(tensor)
         return self._run(
             lib.RC_RECV,
@@ -713,7 +714,7 @@ class Collectives:
     # ---- helpers ----
 
     def _rows(self, name: str, src: View, exactly_one: bool = False) -> tuple[int, ...]:
-        """Shape of one of world_size equal parts along the first dimension."""
+        """Returns the shape of one of world_size equal parts along the first dimension."""
         n = self.world_size
         if not src.shape or src.shape[0] % n or (exactly_one and src.shape[0] != n):
             wanted = f"be {n}" if exactly_one else f"divide by {n}"
@@ -741,6 +742,6 @@ class Collectives:
 
 
 def _written(tensor: Any) -> View:
-    """The memory of a tensor that a result is written to."""
+    """Makes a View of a tensor that a result is written to."""
     check_autograd(tensor)
     return view(tensor, writable=True)

@@ -1,7 +1,7 @@
-"""The choice of a codec from what steps were measured to take.
+"""Choice of a codec from the measured times of steps.
 
-    law         what a step would take by another codec, when to change, and to what
-    agreement   how the ranks come to one decision
+    law         forecast of a step's time by another codec, and the decision to change
+    agreement   exchange of measurements and of the decision between ranks
 
 All of it is arithmetic: no clock, no thread, no socket and no tensor library.
 """

@@ -1,14 +1,14 @@
-"""How the ranks come to one decision: measurements to rank 0, its decision to all, three steps on.
+"""Agreement of the ranks on a codec: measurements to rank 0, its decision to all, 3 steps later.
 
     before step     t           t + 1                   t + 2     t + 3
     all             gather ...  rank 0 decides,                   the decision is
                                 its text is spread ...            in force
 
-Each exchange has a whole step to travel in, and is waited for where the next one begins.
+Each exchange has a whole step to travel in; the next one's start waits for it.
 
-Invariants: what is submitted, and before which step, follows from the numbers of the steps and from
-what rank 0 has told, so it is the same on all ranks whatever they measure. A window has steps of
-one decision only.
+Invariants: the exchanges, and the steps before which they are submitted, follow from the numbers
+of the steps and from rank 0's decisions, so they are the same on all ranks whatever they measure. A
+window has steps of one decision only.
 """
 
 from __future__ import annotations
@@ -22,31 +22,30 @@ from .law import DELAY, FIRST_WINDOW, WINDOW, Change, Law, Load, Rung, Seen, Win
 
 _Told = TypeVar("_Told", covariant=True)
 Later = Callable[[], _Told]
-"""Returns the result of a started exchange; waits while it is in flight. Raises what the collective
-raises."""
+"""Waits for a started exchange and returns its result. Raises the errors of the collective."""
 
 
 class Exchange(Protocol):
-    """What passes between the ranks; each is a collective."""
+    """Collectives by which the ranks agree."""
 
     def gather(self, row: Sequence[float]) -> Later[list[list[float]]]:
-        """Starts to bring together a row of each rank, in order of ranks."""
+        """Starts gathering one row of each rank, in order of ranks."""
 
     def spread(self, text: str) -> Later[str]:
-        """Starts to bring the text of rank 0 to all; others' is not looked at."""
+        """Starts broadcasting rank 0's text; the other ranks' text is ignored."""
 
 
 class Agreement:
-    """One rank's part.
+    """One rank's part in the agreement.
 
     Args:
-        law: has a say only on the rank that decides.
-        decides: this is that rank, the one whose texts are spread.
+        law: makes the decision on the rank that decides; elsewhere only its first rung is used.
+        decides: True on that rank, whose texts are broadcast.
 
     Attributes:
         decides: as given.
-        window: of this rank, to be filled by whoever measures.
-        rung: in force.
+        window: steps of this rank, filled by the code that measures them.
+        rung: the rung in force.
     """
 
     def __init__(self, law: Law, decides: bool) -> None:
@@ -61,13 +60,13 @@ class Agreement:
     def begin(
         self, step: int, exchange: Exchange, load: Load, ready_s: Sequence[float], latency_s: float
     ) -> Change | None:
-        """Before a step. The change that is in force from it on; None: none is.
+        """Call before a step. Returns the change that is in force from this step on, or None.
 
         Args:
             load, ready_s, latency_s: see ``Law.decide``.
         """
         if self._next < 0:
-            self._next = step + 1 + FIRST_WINDOW  # one for what only first steps do
+            self._next = step + 1 + FIRST_WINDOW  # one more for work that only first steps do
         if self._gathered is not None and step > self._gathered[0]:
             self._decide(exchange, load, ready_s, latency_s)
         if self._spread is not None and step >= self._spread[0]:

@@ -1,7 +1,7 @@
-"""The law by which a codec is chosen, the forecast that it goes by, and what is measured for that.
+"""Law that chooses a codec, with its measurements and its forecast of a step's time.
 
-A window of steps says what each took on this rank, in medians, so that a step or two that were held
-up do not count:
+A window holds the medians of several steps' times on this rank, so that one or two delayed steps do
+not count:
 
     step before is over     first bucket              last submitted   last one over
       |                       |                           |              |
@@ -9,7 +9,7 @@ up do not count:
                               |<---- can hide ----------->|
     in flight                 [0 .......]  [1 ............|..][2 ........]   busy: the union
 
-It says what the link does, and so what a step would take by another codec. Backward makes one
+From them follow the link's rate, and so the time of a step by another codec. Backward makes one
 bucket after the other ready, and the link carries them in that order; a bucket takes as long as the
 slower of the link and the codec:
 
@@ -17,7 +17,7 @@ slower of the link and the codec:
     link       |[0 .........]  |[1 .........]  |[2 .........]|
                |<--------- it can hide ------->|<- exposed ->|
 
-The gentlest codec is taken whose step is forecast to be next to the shortest of all: one that hides
+The law chooses the gentlest codec whose forecast step is nearly the shortest of all: one that hides
 behind backward, where there is any. Rungs, gentlest first:
 
     none < bf16 < int8 < int8 over more micro-batches (if asked) < int4 < onebit (opt-in)
@@ -27,10 +27,10 @@ behind backward, where there is any. Rungs, gentlest first:
     wire took 1/.85 as long                             change before
     in the first steps                                  rungs that quantise wait
 
-Invariants: no clock is read; moments are given, of one clock, in seconds. Rates are in bytes per
-second of encoded gradients, so that a rate has in it how often the algorithm sends each byte. The
-law is asked on one rank, of all ranks' measurements, and what it returns follows from what it was
-given so far. A window has steps of one codec only. Not thread-safe.
+Invariants: no clock is read; the caller gives moments of one clock, in seconds. Rates are in bytes
+per second of encoded gradients, so that a rate includes how often the algorithm sends each byte. One
+rank asks the law, with all ranks' measurements, and its answer follows from its inputs so far. A
+window has steps of one codec only. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -44,42 +44,42 @@ from typing import Any
 from ..codecs import CODECS, Codec, parse
 from ..errors import ConfigError
 
-DELAY = 3  # steps from a measurement to what follows from it
-WINDOW, FIRST_WINDOW = 10, 4  # steps; the first one after a change is shorter
+DELAY = 3  # steps from a measurement to the change that follows from it
+WINDOW, FIRST_WINDOW = 10, 4  # steps of a window; the first window after a change is shorter
 FIRST_STEPS = 10
 
-_DWELL = 200  # steps, before a gentler one
-_NEAR = 1.02  # of the shortest step: as good
-_HARSHER, _GROSS = 1.04, 1.5  # of the shortest step: too long
-_MARGIN = 0.85  # of the wire's rate
+_DWELL = 200  # steps after a change before a change to a gentler rung
+_NEAR = 1.02  # a step up to so many times the shortest is as good
+_HARSHER, _GROSS = 1.04, 1.5  # a step over so many times the shortest is too long; grossly
+_MARGIN = 0.85  # share of the wire's rate by which a gentler rung is judged
 _HARSHER_WINDOWS, _GENTLER_WINDOWS = 3, 2
 
-#: What encoding, decoding and adding takes a processor beside the network, seconds an element:
-#: of use until a codec has been measured.
+#: Processor seconds for encoding, decoding and adding an element, used until a codec has been
+#: measured.
 CODEC_S = {"int8": 1.0e-9, "fp8": 1.2e-9, "int4": 1.5e-9, "onebit": 1.6e-9}
 
-_BOUND = 0.35  # of the busy time: the processor is what is waited for
-_SUSPECT = 0.15  # it may be, where ranks share it
+_BOUND = 0.35  # engine time per busy time from which the processor is the bottleneck
+_SUSPECT = 0.15  # engine time per busy time from which it may be, if ranks share the processor
 _CLEARLY = 1.25
 _PROBE = 1.05
-_REACH = 2.2  # times what is seen: the next gentler codec would do as well, and no other
+_REACH = 2.2  # most times the seen rate to assume: enough for the next gentler codec only
 
 
-# ---- what is measured ----
+# ---- measurements ----
 
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What a window of steps was on one rank: medians over steps, seconds.
+    """Measurements of one rank's window: medians over its steps, in seconds.
 
     Attributes:
-        steps: that were measured; 0: none, and all else is 0.
-        compute_s: of a step, all but the wait for the wire behind its last bucket.
-        hide_s: from its first bucket to its last.
-        deferred: its means were for the step after: 0 or 1, between them where steps differ.
-        busy_s: in which a bucket was in flight.
-        wire_bytes: sent over ports.
-        cpu_s: that ringcomm's engine has computed, over the steps' mean.
+        steps: number of measured steps; 0: none, and all else is 0.
+        compute_s: time of a step without the wait for the wire after its last bucket.
+        hide_s: time from a step's first bucket to its last.
+        deferred: 1 if the means were for the next step, 0 if not, between them if steps differ.
+        busy_s: time in which a bucket was in flight.
+        wire_bytes: bytes sent over ports.
+        cpu_s: processor time of ringcomm's engine, the mean over the steps.
     """
 
     steps: float = 0.0
@@ -91,19 +91,19 @@ class Seen:
     cpu_s: float = 0.0
 
     def row(self) -> list[float]:
-        """As it is sent."""
+        """Returns the values as a row to be sent."""
         return list(dataclasses.astuple(self))
 
     @staticmethod
     def of_row(row: Iterable[float]) -> Seen:
-        """The same from a row."""
+        """Makes a Seen of a received row."""
         return Seen(*(float(value) for value in row))
 
 
 @dataclasses.dataclass(frozen=True)
 class StepTook:
-    """One step of the picture above: seconds, bytes over ports, and when each of its buckets was
-    ready, from its first one on."""
+    """Measurements of one step: seconds, bytes over ports, and the times at which its buckets were
+    ready, counted from the first."""
 
     compute_s: float
     hide_s: float
@@ -114,26 +114,26 @@ class StepTook:
 
 
 class Window:
-    """The steps since it was last emptied."""
+    """Measured steps since empty() was last called."""
 
     def __init__(self) -> None:
         self.empty()
 
     def empty(self) -> None:
-        """Begins anew."""
+        """Removes all steps."""
         self._took: list[StepTook] = []
         self._cpu_s = 0.0
 
     def add(self, step: StepTook) -> None:
-        """A step is over."""
+        """Adds a step that is over."""
         self._took.append(step)
 
     def add_cpu(self, seconds: float) -> None:
-        """Processor time of the engine."""
+        """Adds processor time of the engine."""
         self._cpu_s += seconds
 
     def seen(self) -> Seen:
-        """Medians over its steps."""
+        """Returns the medians over the steps."""
         took = self._took
         if not took:
             return Seen()
@@ -142,7 +142,7 @@ class Window:
         return Seen(steps=len(took), cpu_s=self._cpu_s / len(took), **middle)
 
     def ready_s(self) -> tuple[float, ...]:
-        """When the buckets of a step are ready, of the median step; empty if there is none."""
+        """Times at which the buckets of the median step were ready; empty if there is no step."""
         if not self._took:
             return ()
         ordered = sorted(self._took, key=lambda one: one.hide_s)
@@ -154,7 +154,7 @@ class Window:
 
 @dataclasses.dataclass(frozen=True)
 class Freight:
-    """What travels together.
+    """Contents of one bucket.
 
     Attributes:
         large: elements that travel by the codec.
@@ -169,24 +169,24 @@ class Freight:
     width: int = 4
 
     def bytes_in(self, codec: Codec) -> float:
-        """Bytes of the bucket in this codec."""
+        """Returns the bytes of the bucket encoded by this codec."""
         bits = 8 * self.width if codec.name == "none" else codec.bits
         rest = CODECS["bf16"].bits if codec.quantises else bits
         return (self.large * bits + self.small * rest) / 8 + self.plain
 
 
 Load = Sequence[Freight]
-"""A step's buckets, in the order in which they become ready."""
+"""Buckets of a step, in the order in which they become ready."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """What the network and the codecs do.
+    """Speed of the network and of the codecs.
 
     Attributes:
-        rate: encoded bytes per second, while there are any to carry.
-        latency_s: of a bucket, beside its bytes.
-        codec_s: seconds an element, by codec's name; one that is not there takes none.
+        rate: encoded bytes per second while the link is busy.
+        latency_s: latency of a bucket, beside the time of its bytes.
+        codec_s: seconds an element, by codec's name; 0 for a codec without an entry.
     """
 
     rate: float
@@ -194,30 +194,30 @@ class Link:
     codec_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def slower(self, factor: float) -> Link:
-        """The same with its rate divided by a factor."""
+        """Returns a copy with the rate divided by a factor."""
         return dataclasses.replace(self, rate=self.rate / factor)
 
     def seconds(self, bucket: Freight, codec: Codec) -> float:
-        """What a bucket keeps the link busy for."""
+        """Seconds for which a bucket keeps the link busy."""
         encoding = bucket.large * self.codec_s.get(codec.name, 0.0)
         return max(bucket.bytes_in(codec) / self.rate, encoding)
 
 
 def encoded_bytes(load: Load, codec: Codec) -> float:
-    """Encoded bytes of one step's buckets."""
+    """Returns the encoded bytes of one step's buckets."""
     return sum(bucket.bytes_in(codec) for bucket in load)
 
 
 def transfer_s(load: Load, codec: Codec, link: Link) -> float:
-    """What the buckets of a step take one after the other, were all ready at once."""
+    """Seconds of a step's buckets one after the other, if all were ready at once."""
     return sum(link.seconds(bucket, codec) for bucket in load) + link.latency_s
 
 
 def exposed_s(load: Load, codec: Codec, link: Link, ready_s: Sequence[float]) -> float:
-    """How long the link goes on after the last bucket was ready.
+    """Seconds for which the link is still busy after the last bucket was ready.
 
     Args:
-        ready_s: when each bucket is ready.
+        ready_s: time at which each bucket is ready.
     """
     free = 0.0
     for bucket, at in zip(load, ready_s, strict=True):
@@ -226,19 +226,19 @@ def exposed_s(load: Load, codec: Codec, link: Link, ready_s: Sequence[float]) ->
 
 
 class Rates:
-    """What the link and the codecs do, learned from windows of steps.
+    """Learns the speed of the link and of the codecs from windows of steps.
 
-    A window tells how long the link was busy, and that may have been the wire or the processor that
-    encodes. The processor time of the engine tells them apart: where it is a large part of that
-    time, the codec is what was waited for, and nothing is seen of the wire. Its rate is then taken
-    to be a little higher with every window, until the next gentler codec is tried, whose window
-    tells the truth. Where many ranks share a processor, its time says less; but a codec that has
-    just been changed to, and takes clearly longer than the wire did a moment before, takes that
-    time itself. Codecs that do not quantise cost no time of their own: what they take is the
+    A window has the time for which the link was busy, with the wire or with the processor that
+    encodes. The processor time of the engine tells them apart: where it is a large part of the busy
+    time, the codec is the bottleneck, and the wire's rate remains unknown. That rate is then
+    assumed a little higher with every window, until the next gentler codec is tried, whose window
+    shows the true rate. Where many ranks share a processor, its time says less; but if a codec that
+    has just been changed to takes clearly longer than the wire did before, the codec itself takes
+    that time. Codecs that do not quantise cost no time of their own: all of their time is the
     wire's.
 
     Attributes:
-        link: by the latest window; None: there was none.
+        link: speed by the latest window; None before the first.
     """
 
     def __init__(self) -> None:
@@ -254,11 +254,12 @@ class Rates:
         latency_s: float,
         is_first: bool,
     ) -> Link:
-        """A window of that codec, ``is_first`` since it changed; what the link does by now.
+        """Learns from a window of that codec and returns the link's new speed.
 
         Args:
-            busy_s, cpu_s: of a step: in which a bucket was in flight; of the engine.
-            latency_s: of a step, and in busy_s.
+            busy_s, cpu_s: of a step: time in which a bucket was in flight; engine's processor time.
+            latency_s: of a step, and part of busy_s.
+            is_first: True for the first window since the codec changed.
         """
         busy = max(busy_s - latency_s, busy_s / 10, 1e-9)
         rate, elements = encoded_bytes(load, codec) / busy, sum(bucket.large for bucket in load)
@@ -275,12 +276,12 @@ class Rates:
         return self.link
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Returns the learned speeds for a checkpoint."""
         rate = None if self.link is None else self.link.rate
         return {"rate": rate, "codec_s": dict(self._codec_s)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from it."""
+        """Restores the learned speeds of a checkpoint."""
         self._codec_s = {**CODEC_S, **state["codec_s"]}
         rate = state["rate"]
         self.link = None if rate is None else Link(rate, 0.0, dict(self._codec_s))
@@ -291,7 +292,7 @@ class Rates:
 
 @dataclasses.dataclass(frozen=True)
 class Rung:
-    """A codec, and over how many micro-batches gradients are accumulated."""
+    """A codec, and the number of micro-batches over which gradients are accumulated."""
 
     codec: Codec
     accumulate: int = 1
@@ -307,13 +308,13 @@ def ladder(
     adapters: bool = False,
     max_accumulate: int = 1,
 ) -> tuple[Rung, ...]:
-    """The rungs, gentlest first.
+    """Returns the rungs, gentlest first.
 
     Args:
         allow: codecs beyond int8: int4, onebit.
-        linear: the optimizer's update is linear in the gradients; else onebit is left out.
-        adapters: a small part of the model is trained: no rung quantises.
-        max_accumulate: micro-batches over which gradients may be accumulated.
+        linear: True if the optimizer's update is linear in the gradients; else onebit is left out.
+        adapters: True if a small part of the model is trained: then no rung quantises.
+        max_accumulate: most micro-batches over which gradients may be accumulated.
 
     Raises ConfigError for a codec that cannot be allowed.
     """
@@ -338,7 +339,7 @@ def _allowed(name: str) -> Codec:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """From which step on which rung, and why."""
+    """Change to a rung from a step on, with the reason."""
 
     step: int
     rung: Rung
@@ -347,12 +348,12 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Outlook:
-    """The forecast at one moment.
+    """Forecast of the steps of all rungs, at one moment.
 
     Attributes:
-        load, link, ready_s: see ``forecast``.
-        compute_s: of a micro-batch.
-        deferred: means are needed where the next step's first bucket is ready, not at once.
+        load, link, ready_s: buckets of a step, speed of the link, times at which buckets are ready.
+        compute_s: seconds of a micro-batch.
+        deferred: True if means are needed only once the next step's first bucket is ready.
     """
 
     load: Load
@@ -363,42 +364,42 @@ class Outlook:
 
     @property
     def hide_s(self) -> float:
-        """What backward hides."""
+        """Seconds that backward hides."""
         return self.ready_s[-1]
 
     def slack_s(self, rung: Rung) -> float:
-        """What hides behind the last bucket."""
+        """Seconds that hide after the last bucket, where means are deferred."""
         return rung.accumulate * self.compute_s - self.hide_s if self.deferred else 0.0
 
     def step_s(self, rung: Rung) -> float:
-        """Seconds of a micro-batch: its compute, and its share of what is exposed."""
+        """Seconds of a micro-batch: its compute, and its share of the exposed time."""
         behind = exposed_s(self.load, rung.codec, self.link, self.ready_s)
         return self.compute_s + max(0.0, behind - self.slack_s(rung)) / rung.accumulate
 
     def transfer_s(self, rung: Rung) -> float:
-        """Seconds on the link for one exchange."""
+        """Seconds of one exchange on the link."""
         return transfer_s(self.load, rung.codec, self.link)
 
     def cautious(self) -> Outlook:
-        """On a wire that is a little slower."""
+        """Returns the forecast for a wire at _MARGIN of its rate."""
         return dataclasses.replace(self, link=self.link.slower(1 / _MARGIN))
 
     def gentlest(self, rungs: Sequence[Rung], shortest: float) -> Rung:
-        """The first whose step is next to the shortest of them."""
+        """Returns the first rung whose step is nearly the shortest."""
         return next(rung for rung in rungs if self.step_s(rung) <= _NEAR * shortest)
 
 
 class Law:
-    """The decisions of a run.
+    """Decides which rung a run uses.
 
     Args:
-        rungs: what there is to choose from, gentlest first; see ``ladder``.
-        rung: where it begins.
-        first_steps: in which rungs that quantise wait.
+        rungs: rungs to choose from, gentlest first; see ``ladder``.
+        rung: the first rung; None: the second of rungs.
+        first_steps: number of steps in which no rung that quantises is chosen.
 
     Attributes:
-        rungs: may be changed between two decisions.
-        rung: the one in force, or decided.
+        rungs: as given; may be changed between two decisions.
+        rung: rung in force, or decided.
     """
 
     def __init__(
@@ -409,7 +410,7 @@ class Law:
         self._first_steps = first_steps
         self._rates = Rates()
         self._since = 0
-        self._is_settled = False  # something was decided by a measurement
+        self._is_settled = False  # True once a measurement led to a decision
         self._is_first_window = True
         self._harsher = self._gentler = 0  # windows in a row that ask for it
 
@@ -421,14 +422,14 @@ class Law:
         ready_s: Sequence[float],
         latency_s: float = 0.0,
     ) -> Change | None:
-        """What follows from a window that ended before ``step``; None: nothing.
+        """Decides from a window that ended before ``step``; returns the change, or None.
 
         Args:
-            ranks: what each rank has seen.
-            load: what a step has to move.
-            ready_s: when its buckets are ready, on one rank; the slowest rank's are taken to be in
-                proportion.
-            latency_s: of a bucket.
+            ranks: measurements of each rank.
+            load: buckets of a step.
+            ready_s: times at which the buckets are ready on one rank; the slowest rank's are
+                assumed to be in proportion.
+            latency_s: latency of a bucket.
         """
         measured = [seen for seen in ranks if seen.steps]
         if self.rung not in self.rungs:
@@ -486,7 +487,7 @@ class Law:
     # ---- checkpoints ----
 
     def state_dict(self) -> dict[str, Any]:
-        """Strings, numbers and dictionaries of them."""
+        """Returns the state for a checkpoint: strings, numbers and dictionaries of them."""
         return {
             "rates": self._rates.state_dict(),
             "since": self._since,
@@ -494,14 +495,14 @@ class Law:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], rung: Rung) -> None:
-        """Goes on from it, on that rung."""
+        """Restores the state of a checkpoint, on that rung if it is allowed."""
         self._rates.load_state_dict(state["rates"])
         self._since, self._is_settled = int(state["since"]), bool(state["is_settled"])
         self.rung = rung if rung in self.rungs else self.rung
 
 
 def _why(now: Rung, to: Rung, outlook: Outlook, seen: Seen) -> str:
-    """The measurement, for people."""
+    """Describes the measurement that led to a change, for people."""
     wire = seen.wire_bytes or outlook.link.rate * seen.busy_s
     rate = 8e-9 * wire / seen.busy_s if seen.busy_s else 0.0
     hides = "the next step" if outlook.deferred else "backward"

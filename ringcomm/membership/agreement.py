@@ -1,4 +1,4 @@
-"""How one rank comes to know who takes part in a round: what it says, hears and decides.
+"""One rank's part in agreeing on the members of a round: sends, receives and decides.
 
     APART --say_ready--> WAITING --GO that counts its READY--> AGREED --entered--> APART
                           |  ^                                   |
@@ -6,9 +6,9 @@
                           +-- too few --> APART
 
 Invariants: a GO counts only if its epoch is new (or goes on) and it counts this rank's latest
-READY; who learns of a newer formation without itself is behind, and decides nothing until it is a
-member again; a READY has its consequence once. Nothing here knows of communicators, nor makes a
-connection or looks at a clock that it was not given.
+READY; a rank that learns of a newer formation without itself is behind, and decides nothing until
+it is a member again; a READY is counted by one GO only. Nothing here knows of communicators, nor
+makes a connection or reads a clock that it was not given.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from .messages import Address, Book, Intro, Kind
 
 _log = logging.getLogger("ringcomm")
 _LINGER_S = 0.25
-"""For a rank that comes back, while it is let in."""
+"""Seconds to wait for a rank that comes back, while it is let in."""
 _AGE_MATTERS_S = 0.05
 _SLICE_S = 60.0
 
 
 class State(enum.Enum):
-    """Of a rank."""
+    """State of a rank."""
 
     APART = enum.auto()
-    """It works, or its round does."""
+    """The rank works, alone or in a round."""
     WAITING = enum.auto()
-    """It has said that it is ready."""
+    """The rank has sent READY."""
     AGREED = enum.auto()
-    """It has a GO, and forms a communicator if that says so."""
+    """The rank has a GO, and forms a communicator if that says so."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """What does not change: see Membership."""
+    """Constants of a membership; see Membership for their meaning."""
 
     rank: int
     world_size: int
@@ -57,17 +57,17 @@ class Terms:
 
 
 class Agreement:
-    """See above. It owns its connections.
+    """One rank's knowledge of the others and its decisions; owns its connections.
 
     Args:
-        listens: where this rank does.
-        connect: makes the connections, given who hears and who is told of new ones.
-        clock: seconds that never go backwards; that of the connections.
+        listens: addresses at which this rank listens.
+        connect: makes the connections, given callbacks for messages and for new connections.
+        clock: seconds that never go backwards; the clock of the connections.
 
     Attributes:
-        members: of the formation that this rank belongs to; empty before the first.
-        epoch: that formation's number.
-        behind: the others have gone on without this rank.
+        members: ranks of the formation that this rank belongs to; empty before the first.
+        epoch: number of that formation.
+        behind: True if the others have gone on without this rank.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Agreement:
         self._ready: dict[int, Ready] = {}
         self._counted: dict[int, int] = {}  # the latest serial that a GO counted, by rank
         self._process = secrets.randbits(48)
-        self._processes: dict[int, int] = {}  # of each rank the latest that was met
+        self._processes: dict[int, int] = {}  # the latest process of each rank
         self._announced: Go | None = None
         self._formation: Formation | None = None
         self._linger_until = 0.0
@@ -99,12 +99,12 @@ class Agreement:
 
     @property
     def own_places(self) -> bytes:
-        """Where this rank listens, for ``meet_all``."""
+        """Addresses at which this rank listens, encoded for ``meet_all``."""
         return messages.pack_book({self._terms.rank: self._book[self._terms.rank]})
 
     def meet_all(self, books: Sequence[bytes], patience: float) -> None:
-        """Connects all ranks of a job that begins, which gave these own_places, in order of rank.
-        All are members. Raises BootstrapError."""
+        """Connects all ranks of a job that begins, all of which are members. books: own_places of
+        the ranks, in order. Raises BootstrapError."""
         mine, world = self._terms.rank, self._terms.world_size
         self.members, self.epoch, self._seen = tuple(range(world)), 0, 0
         self.behind = False
@@ -122,22 +122,22 @@ class Agreement:
             raise BootstrapError(f"no control connection within {patience:g} s: {told}")
 
     def look_for(self, candidates: Mapping[int, Iterable[Address]]) -> None:
-        """Has ranks looked for at these places, whenever this rank waits."""
+        """Dials ranks at these addresses whenever this rank waits."""
         for rank, places in candidates.items():
             self._control.dial(rank, places)
 
     def close(self) -> None:
-        """Leaves: to the others this rank is gone."""
+        """Closes all connections, so that the others see this rank as gone."""
         self._control.close()
 
     # ---- coming to a round ----
 
     def catch_up(self) -> None:
-        """Hears what others have said while this rank was in a round."""
+        """Handles messages that arrived while this rank was in a round."""
         self._control.catch_up()
 
     def say_ready(self, ready: Ready) -> None:
-        """Tells all; serial, epoch and what this rank knows are filled in here."""
+        """Sends READY to all, after filling in serial, epoch, seen and behind."""
         self._state = State.WAITING
         self._formation = None
         self._tell_anew(ready)
@@ -148,7 +148,8 @@ class Agreement:
                 self._linger_until = self._clock() + _LINGER_S
 
     def wait(self) -> Formation:
-        """Until it is known who takes part. Raises PeerLostError: too few."""
+        """Waits until the members are known and returns the formation. Raises PeerLostError if
+        too few ranks are left."""
         if self.behind:
             _log.info("membership: rank %d waits for the end of a round", self._terms.rank)
         while True:
@@ -158,8 +159,8 @@ class Agreement:
             self._listen(until)
 
     def advance(self) -> float:
-        """Decides from what is known by now, and returns when to do so again if nothing is heard
-        before. Raises PeerLostError: too few."""
+        """Decides from the present knowledge; returns the time to decide again if no message
+        arrives before. Raises PeerLostError if too few ranks are left."""
         self._dial_missing()
         outcome = decide(self._view(), self._clock()) if self._formation is None else None
         if isinstance(outcome, TooFew):
@@ -170,25 +171,25 @@ class Agreement:
 
     @property
     def formation(self) -> Formation | None:
-        """What this rank has agreed to; None before, and once the round has begun."""
+        """Formation that this rank has agreed to; None before, and once the round has begun."""
         return self._formation
 
     def failed(self, formation: Formation, blames: Sequence[int], text: str) -> None:
-        """The formation came to nothing here; who leads it tells the others."""
+        """Notes that the formation failed on this rank; the decider tells the others."""
         if formation.decider == self._terms.rank:
             payload = messages.pack_failed(formation.go.epoch, blames, text)
             for rank in formation.go.members:
                 self._control.send(rank, Kind.FAILED, payload)
 
     def entered(self, go: Go) -> None:
-        """The round begins."""
+        """Notes that the round begins with the members of go."""
         self._state = State.APART
         self._ready.pop(self._terms.rank, None)
         self._formation = None
         self.members, self.epoch, self.behind = go.members, go.epoch, False
 
     def _dial_missing(self) -> None:
-        """The higher rank of two connects; who is behind asks everyone."""
+        """Dials the lower ranks, and all ranks if this one is behind."""
         for rank in range(self._terms.world_size):
             if rank < self._terms.rank or (self.behind and rank != self._terms.rank):
                 self._control.dial(rank, self._book.get(rank, ()))
@@ -202,7 +203,7 @@ class Agreement:
         self._control.send_all(Kind.GO, messages.pack_go(go))
 
     def _listen(self, until: float) -> None:
-        """Until something changes, or the time comes."""
+        """Handles messages until the knowledge changes, or until the given time."""
         ready, connected = dict(self._ready), self._control.connected
 
         def changed() -> bool:
@@ -238,7 +239,7 @@ class Agreement:
         missing = outcome.missing
         return PeerLostError(outcome.text, rank=missing[0] if len(missing) == 1 else None)
 
-    # ---- what is said ----
+    # ---- sending ----
 
     def _tell_anew(self, ready: Ready) -> None:
         self._serial += 1
@@ -254,10 +255,10 @@ class Agreement:
     def _mine(self) -> bytes:
         return messages.pack_ready(self._ready[self._terms.rank], self._clock())
 
-    # ---- what is heard ----
+    # ---- receiving ----
 
     def _meet(self, rank: int) -> None:
-        """A connection was made."""
+        """Introduces this rank on a new connection and repeats its READY."""
         self._control.send(rank, Kind.INTRO, messages.pack_intro(self._process, self._book))
         if rank not in self.members:
             self._linger_until = self._clock() + _LINGER_S
@@ -275,14 +276,14 @@ class Agreement:
             self._formation.hear(rank, kind, payload)
 
     def _hear_intro(self, rank: int, intro: Intro) -> None:
-        """Of another process what was said before counts no more."""
+        """Takes a rank's INTRO: learns addresses, and forgets the READY of an earlier process."""
         if self._processes.get(rank) != intro.process:
             self._processes[rank] = intro.process
             self._ready.pop(rank, None)
             self._counted.pop(rank, None)
         elif self._announced is not None and rank in self._announced.members:
             self._make_up(rank, self._announced)
-        # What a rank says of itself counts; of others, where nothing is known.
+        # A rank's word counts for its own addresses; for others' where none are known.
         for other, listens in intro.book.items():
             if other == rank or other not in self._book:
                 self._book[other] = listens
@@ -290,8 +291,8 @@ class Agreement:
                 self._control.dial(other, listens)
 
     def _make_up(self, rank: int, go: Go) -> None:
-        """The GO may have been lost with the connection. It is said again; and where this rank has
-        given it up since, it has had no consequence."""
+        """Repeats a GO that may have been lost with a rank's connection; if this rank has given
+        it up since, counts the other rank's READY again instead."""
         if _serial_in(go, self._terms.rank) == self._serial:
             self._control.send(rank, Kind.GO, messages.pack_go(go))
         else:
@@ -311,7 +312,7 @@ class Agreement:
             self._formation.gave_up(ready.rank, ready.serial)
         mine = self._ready.get(self._terms.rank)
         if mine is not None and mine.at < ready.at - _AGE_MATTERS_S:
-            self._tell(ready.rank)  # since when this rank waits
+            self._tell(ready.rank)  # so that it knows since when this rank waits
 
     def _hear_go(self, rank: int, go: Go) -> None:
         if self._formation is not None and go.epoch > self._formation.go.epoch:
@@ -325,7 +326,7 @@ class Agreement:
             self._accept(Formation(self._control, self._terms.rank, rank, go))
 
     def _miss(self, go: Go) -> None:
-        """The others go on without this rank."""
+        """Notes a GO in which the others go on without this rank."""
         if go.is_new and go.epoch > self.epoch:
             self.behind = True
             self._count(go)
@@ -339,8 +340,7 @@ class Agreement:
         self._count(formation.go)
 
     def _count(self, go: Go) -> None:
-        """The others' READYs have had their consequence, and so have copies that are on their way
-        still."""
+        """Removes the others' READYs that a GO has counted; later copies of them are ignored."""
         for rank, serial in zip(go.members, go.serials, strict=True):
             if rank == self._terms.rank:
                 continue
@@ -351,5 +351,5 @@ class Agreement:
 
 
 def _serial_in(go: Go, rank: int) -> int | None:
-    """Of the rank's READY that the GO counts; None: it counts none."""
+    """Returns the serial of the rank's READY that the GO counts; None if it counts none."""
     return dict(zip(go.members, go.serials, strict=True)).get(rank)

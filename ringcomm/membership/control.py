@@ -1,11 +1,11 @@
-"""The control connections of one rank: an authenticated one to each other rank, and who lives.
+"""Control connections of one rank: an authenticated one to each other rank; they show who lives.
 
-They are made by what makes lanes, too (acceptor, dialer, handshake), with a role of their own, and
-are quiet while a round runs: nothing here has a thread, and what others have said meanwhile lies in
+They are made as lanes are (acceptor, dialer, handshake), with a role of their own, and
+are quiet while a round runs: nothing here has a thread, and messages that arrive meanwhile stay in
 the kernel until the next ``run`` or ``catch_up``.
 
-Invariants: only who passed the handshake is listened to, with one bounded message at a time; a rank
-that has a living connection is not let in a second time, so nobody takes its place while it
+Invariants: only ranks that passed the handshake are read from, one bounded message at a time; a
+rank that has a living connection is not let in a second time, so nobody takes its place while it
 lives; a forked child closes its copies at once, or a dead rank would seem to live in it.
 """
 
@@ -38,13 +38,13 @@ _READ_BYTES = 1 << 18
 _ENDED = (errno.ECONNRESET, errno.EPIPE)
 
 Hear = Callable[[int, Kind, bytes], None]
-"""Takes a message: rank, kind, payload. What it raises as BootstrapError ends the connection."""
+"""Takes a message: rank, kind, payload. A BootstrapError that it raises ends the connection."""
 Meet = Callable[[int], None]
-"""Told of each rank that a connection has been made to."""
+"""Called with each rank that a connection has been made to."""
 
 
 class Connections(Protocol):
-    """What is asked of a Control by who agrees and forms: see there."""
+    """Interface of Control that Agreement and Formation use; see Control."""
 
     @property
     def loop(self) -> Loop: ...
@@ -66,12 +66,12 @@ class Connections(Protocol):
 
 
 class Control:
-    """See above. It owns the listeners.
+    """All control connections of one rank; owns the listeners.
 
     Args:
-        rank, world_size: this rank's, of the whole job.
-        key, job: of the handshake.
-        peer_timeout: a connection of whose host nothing comes for so long ends.
+        rank, world_size: this rank, and the size of the whole job.
+        key, job: as the handshake takes them.
+        peer_timeout: seconds without a packet from a host after which its connection ends.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Control:
         self._peer_timeout = peer_timeout
         self._hear, self._meet = hear, meet
         self._links: dict[int, list[_Link]] = {}
-        self._ended: dict[int, tuple[float, bool]] = {}  # when, and whether its process has ended
+        self._ended: dict[int, tuple[float, bool]] = {}  # by rank: time; True: its process ended
         self._began = time.monotonic()
         self._dials: dict[int, list[Dial]] = {}
         self.loop = Loop()
@@ -103,17 +103,17 @@ class Control:
         )
         _alive.add(self)
 
-    # ---- who is there ----
+    # ---- living ranks ----
 
     @property
     def connected(self) -> frozenset[int]:
-        """Ranks whose process lives: those with a connection, and those that let us wait at their
-        door."""
+        """Ranks whose process lives: they have a connection, or took one and have not yet answered
+        the handshake."""
         return frozenset(rank for rank in self._others() if self.gone_since(rank) is None)
 
     @property
     def silent(self) -> dict[int, Silent]:
-        """Ranks that are connected in that somebody lets us wait at their door."""
+        """Ranks at whose address something took a connection but does not answer the handshake."""
         found = {}
         for rank in self._others():
             doors = [] if self.is_linked(rank) else self._doors(rank)
@@ -127,8 +127,8 @@ class Control:
         return [dial for dial in self._dials.get(rank, ()) if dial.shaking]
 
     def gone_since(self, rank: int) -> float | None:
-        """When the rank's process ended; None where it lives. Where the network ended the
-        connection, it counts as ended peer_timeout later."""
+        """Returns the time at which the rank's process ended; None where it lives. If the network
+        ended the connection, it counts as ended peer_timeout later."""
         trying = [dial for dial in self._dials.get(rank, ()) if not dial.is_over]
         if self.is_linked(rank) or self._doors(rank):
             return None
@@ -137,43 +137,44 @@ class Control:
         return ended if surely or refused else ended + self._peer_timeout
 
     def is_linked(self, rank: int) -> bool:
-        """Whether there is a connection."""
+        """True if there is a connection to the rank."""
         return bool(self._links.get(rank))
 
     @property
     def letting_in(self) -> bool:
-        """Somebody is in the middle of the handshake here."""
+        """True while a peer is in the middle of the handshake here."""
         return self._acceptor.pending > 0
 
     def _others(self) -> Iterable[int]:
         return (rank for rank in range(self._world) if rank != self._rank)
 
-    # ---- what is said ----
+    # ---- messages ----
 
     def send(self, rank: int, kind: Kind, payload: bytes) -> None:
-        """To one rank, if it is connected."""
+        """Sends a message to one rank, if it is connected."""
         links = self._links.get(rank)
         if links:
             links[-1].send(frame(kind, payload))
 
     def send_all(self, kind: Kind, payload: bytes) -> None:
-        """To every rank that is connected."""
+        """Sends a message to every rank that is connected."""
         for rank in list(self._links):
             self.send(rank, kind, payload)
 
     def run(self, until: Callable[[], bool], deadline: float) -> bool:
-        """Hears what comes until the condition holds; whether it does at the deadline."""
+        """Handles messages until the condition holds; returns False if it does not by the
+        deadline."""
         return self.loop.run(until, deadline)
 
     def catch_up(self) -> None:
-        """Hears what has come already."""
+        """Handles messages that have arrived already."""
         self.loop.catch_up()
 
     # ---- connections ----
 
     def dial(self, rank: int, places: Iterable[Address]) -> None:
-        """Connects to a rank at one of these places, now and whenever it is run, as long as there
-        is no connection."""
+        """Tries to connect to a rank at these addresses while the loop runs and there is no
+        connection."""
         if self.is_linked(rank):
             return
         self._dials[rank] = [dial for dial in self._dials.get(rank, ()) if not dial.is_over]
@@ -192,7 +193,7 @@ class Control:
         )
 
     def troubles(self) -> dict[int, str]:
-        """How dialling fares, by rank."""
+        """Returns the states of all dials, by rank."""
         return {
             rank: "; ".join(dict.fromkeys(f"{dial.state} {dial.detail}".strip() for dial in dials))
             for rank, dials in self._dials.items()
@@ -213,7 +214,7 @@ class Control:
         self.loop.close()
 
     def let_go(self) -> None:
-        """In a forked child: see Loop.let_go."""
+        """Closes a forked child's copies of the sockets; see Loop.let_go."""
         self.loop.let_go()
 
     def _admit(self, claimed: Terms) -> RefusedError | None:
@@ -234,10 +235,10 @@ class Control:
                 dial.stop()
         self._meet(rank)
 
-    # ---- for its links ----
+    # ---- called by its links ----
 
     def heard(self, rank: int, kind: int, payload: bytes) -> None:
-        """A message has come."""
+        """Passes on a message. Raises BootstrapError for an unknown kind."""
         try:
             known = Kind(kind)
         except ValueError:
@@ -245,11 +246,11 @@ class Control:
         self._hear(rank, known, payload)
 
     def most_bytes(self) -> int:
-        """Of a payload."""
+        """Returns the most bytes of a payload."""
         return most_bytes(self._world)
 
     def drop(self, link: _Link, surely: bool) -> None:
-        """A connection has ended."""
+        """Removes a connection that has ended. surely: the other process has ended, too."""
         link.close()
         links = self._links.get(link.rank, [])
         if link in links:
@@ -272,14 +273,14 @@ class _Link:
         loop.watch(sock, READ, self._advance)
 
     def send(self, message: bytes) -> None:
-        """At once as far as there is room, and the rest later."""
+        """Sends as many bytes as the socket takes at once, and the rest from the loop."""
         waits = bool(self._outbox)
         self._outbox += message
         if not waits:
             self._flush()
 
     def has_ended(self) -> bool:
-        """The other end has closed."""
+        """True if the other end has closed."""
         poll = select.poll()
         poll.register(self._sock, select.POLLRDHUP)
         return bool(poll.poll(0))
@@ -294,7 +295,7 @@ class _Link:
             sent = self._sock.send(self._outbox)
         except BlockingIOError:
             sent = 0
-        except OSError:  # reading tells why
+        except OSError:  # the next read raises the reason
             self._outbox.clear()
             return
         del self._outbox[:sent]

@@ -1,14 +1,15 @@
-"""Who takes part in a round, decided from what one rank knows. Pure: no socket, no clock.
+"""Decides the members of a round from the knowledge of one rank. Pure: no socket, no clock.
 
 Each rank that is ready has told all others, so each knows the same but for the time that a message
-takes. The lowest ready rank of the newest formation decides. Where it does not act, because it was
-paused behind its READY, the next one does TAKEOVER_S later, and leaves it out.
+takes. The lowest ready rank of the newest formation decides. If it does not act, because it was
+paused after its READY, the next one decides TAKEOVER_S later, and leaves it out.
 
-    ready      it waits in begin_round or lost
+    ready      a rank that waits in begin_round or lost
     awaited    a member of the formation that is not ready, and may still come
-    blamed     somebody's communicator failed and named it; awaited for SETTLE_S only
-    gone       its process has ended: not awaited
-    behind     a newer formation went on without it, or it was started again: it decides nothing
+    blamed     a rank that an error of another's communicator named; awaited for SETTLE_S only
+    gone       a rank whose process has ended: not awaited
+    behind     a rank without which a newer formation went on, or that was started again: it
+               decides nothing
 
 Invariants: no round has fewer than min_peers members; with min_peers > world_size / 2 any two
 formations share a member, so of two halves of a partition one goes on at most, and the latest
@@ -23,9 +24,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 SETTLE_S = 0.25
-"""For a rank that an error names and whose process lives: it may have seen the failure, too."""
+"""Seconds to wait for a rank that an error names and that lives: it may have seen the failure."""
 TAKEOVER_S = 1.0
-"""After which the next rank decides."""
+"""Seconds after which the next rank decides."""
 
 History = tuple[int, int]
 """The last round that a rank has completed: epoch and number. The largest is the latest."""
@@ -35,49 +36,49 @@ STARTED_AGAIN: History = (-2, -2)
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """What a rank says when it is ready for a round."""
+    """READY message of a rank that waits for a round."""
 
     rank: int
     history: History
     number: int
-    """The round that it would begin, or repeat."""
+    """Number of the round that it would begin, or repeat."""
     healthy: bool
-    """Its communicator works."""
+    """True if its communicator works."""
     blames: tuple[int, ...]
-    """Ranks that errors name."""
+    """Ranks that errors of its communicator name."""
     token: bytes
     at: float
-    """Since when it is ready, by the clock of who keeps this."""
+    """Time since which it is ready, by the clock of the process that keeps this object."""
     serial: int = 0
-    """Counts what this process has said; the latest counts."""
+    """Number of this READY in its process; the latest counts."""
     epoch: int = -1
-    """Of the formation that it belongs to; -1: none."""
+    """Epoch of the formation that it belongs to; -1: none."""
     seen: int = -1
-    """The highest epoch that it knows of."""
+    """Highest epoch that it knows of."""
     behind: bool = False
 
 
 class Silent(NamedTuple):
-    """Something took a connection to a rank and says nothing: that rank, which is in a round, or
-    another program."""
+    """A rank at whose address something took a connection and does not answer: the rank itself,
+    which is in a round, or another program."""
 
     since: float
-    """Since when the rank has not been connected."""
+    """Time since which the rank has not been connected."""
     places: tuple[str, ...]
-    """Addresses with ports."""
+    """Addresses with ports that took a connection."""
 
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """What a rank knows.
+    """Knowledge of a rank.
 
     Attributes:
-        members: of the formation that it belongs to.
-        ready: by rank, its own among them.
+        members: ranks of the formation that it belongs to.
+        ready: READY messages by rank, its own among them.
         connected: other ranks whose process lives, or seems to.
-        gone: since when processes are known to have ended, or never to have been met.
-        linger_until: a rank that comes back is just being let in, and is waited for until then.
-        silent: those of the connected that only seem to live.
+        gone: by rank, the time since which a process is known to have ended or was never met.
+        linger_until: time until which a rank that is just being let in is waited for.
+        silent: ranks among the connected that only seem to live.
     """
 
     rank: int
@@ -95,14 +96,14 @@ class View:
 
 @dataclasses.dataclass(frozen=True)
 class Wait:
-    """Nothing happens before this time unless something is heard."""
+    """Decision to wait until this time, unless a message arrives."""
 
     until: float
 
 
 @dataclasses.dataclass(frozen=True)
 class TooFew:
-    """Not enough ranks are left."""
+    """Decision to give up: not enough ranks are left."""
 
     text: str
     missing: tuple[int, ...]
@@ -110,24 +111,24 @@ class TooFew:
 
 @dataclasses.dataclass(frozen=True)
 class Go:
-    """The round's members and what they are to each other."""
+    """Decision to begin a round: its members and their roles."""
 
     epoch: int
     number: int
     is_new: bool
-    """They have to form a communicator; else that of this epoch goes on."""
+    """True if they have to form a communicator; else that of this epoch is used on."""
     members: tuple[int, ...]
     serials: tuple[int, ...]
-    """Of each member's READY that was counted."""
+    """Serial of each member's READY that was counted."""
     tokens: tuple[bytes, ...]
     left: tuple[int, ...]
     joined: tuple[int, ...]
     leader: int
-    """A rank with the latest history."""
+    """Rank with the latest history."""
 
 
 def decide(view: View, now: float) -> Go | Wait | TooFew:
-    """What this rank does now."""
+    """Returns the decision of view.rank at the time now."""
     deciders = _deciders(view)
     if view.rank not in deciders:
         return _wait_for_others(view, now)
@@ -143,14 +144,14 @@ def decide(view: View, now: float) -> Go | Wait | TooFew:
 
 
 def _deciders(view: View) -> list[int]:
-    """Ranks that may decide, in the order of who does."""
+    """Returns the ranks that may decide, in the order in which they do."""
     able = [ready for ready in view.ready.values() if not ready.behind]
     newest = max((ready.epoch for ready in able), default=0)
     return sorted(ready.rank for ready in able if ready.epoch == newest)
 
 
 def _due(view: View) -> float | None:
-    """When the round can begin, as far as is known; None: too few are ready."""
+    """Returns the earliest time to begin the round; None if too few are ready."""
     ready = sorted(one.at for one in view.ready.values())
     if len(ready) < view.min_peers:
         return None
@@ -160,7 +161,7 @@ def _due(view: View) -> float | None:
 
 
 def _settled_at(view: View, rank: int) -> float:
-    """When a member is not awaited any more."""
+    """Returns the time from which a member is not awaited any more."""
     if rank in view.ready:
         return view.ready[rank].at
     return min(view.gone.get(rank, math.inf), _blamed_at(view, rank) + SETTLE_S)
@@ -191,12 +192,12 @@ def _go(view: View, chosen: list[int]) -> Go:
     )
 
 
-# ---- where nothing can be decided ----
+# ---- decisions to wait or to give up ----
 
 
 def _wait_for_enough(view: View, now: float) -> Wait | TooFew:
-    """Ranks that live may be slow, and are waited for as a collective would; ranks that have ended
-    may be started again within the grace time."""
+    """Waits for min_peers: for living ranks, which may be slow, up to the timeout of a collective,
+    for ended ones, which may be started again, up to the grace time."""
     first = min(one.at for one in view.ready.values())
     possible = {*view.ready, *view.connected} - {
         rank for rank in view.connected if now >= _settled_at(view, rank)
@@ -209,7 +210,8 @@ def _wait_for_enough(view: View, now: float) -> Wait | TooFew:
 
 
 def _wait_for_others(view: View, now: float) -> Wait | TooFew:
-    """Of a rank that is behind: for the end of the round that the others are in."""
+    """Waits, on a rank that is behind, for the end of the others' round; gives up if no other is
+    in one."""
     behind = {rank: ready.at for rank, ready in view.ready.items() if ready.behind}
     if view.connected - view.silent.keys() - behind.keys():
         return Wait(math.inf)

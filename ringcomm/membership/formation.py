@@ -1,10 +1,10 @@
-"""How members meet to form a communicator: a rendezvous.Exchange over the control connections.
+"""Exchange between members that form a communicator, over the control connections.
 
     member --BLOB(step)--> decider, for each step of the bring-up
     member <--ALL(step)--- decider, or FAILED
 
-Invariants: only who decided collects; as soon as a member is gone, says that it is ready anew (so
-it has given up), or a newer formation is announced, every wait ends with a BootstrapError.
+Invariants: only the decider collects; as soon as a member is gone, sends READY anew (so it has
+given up), or a newer formation is announced, every wait ends with a BootstrapError.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class FormationError(BootstrapError):
     """The members did not come together.
 
     Attributes:
-        blames: ranks of the job that are held responsible.
+        blames: ranks of the job that caused the failure.
     """
 
     def __init__(self, message: str, blames: tuple[int, ...] = ()) -> None:
@@ -32,7 +32,7 @@ class FormationError(BootstrapError):
 
 
 class Formation:
-    """One attempt of the members of a Go, at one rank."""
+    """One rank's part in one attempt of a Go's members to form a communicator."""
 
     def __init__(self, control: Connections, rank: int, decider: int, go: Go) -> None:
         self.go = go
@@ -44,11 +44,11 @@ class Formation:
         self._all: dict[int, list[bytes]] = {}
         self._trouble: FormationError | None = None
 
-    # ---- what is heard ----
+    # ---- receiving ----
 
     def hear(self, rank: int, kind: Kind, payload: bytes) -> None:
-        """A BLOB, ALL or FAILED. One of another epoch, or of who has no say here, is ignored.
-        Raises BootstrapError."""
+        """Takes a BLOB, ALL or FAILED; ignores those of another epoch or of a rank that may not
+        send them. Raises BootstrapError."""
         if kind == Kind.FAILED:
             world = max(self.go.members) + 1
             epoch, blames, text = read_failed(f"rank {rank}", payload, world)
@@ -67,19 +67,19 @@ class Formation:
             self._all[part.step] = blobs
 
     def fail(self, text: str, blames: tuple[int, ...] = ()) -> None:
-        """It has come to nothing; the first reason counts."""
+        """Notes that the formation failed; the first reason counts."""
         if self._trouble is None:
             self._trouble = FormationError(text, blames)
 
     def gave_up(self, rank: int, serial: int) -> None:
-        """A rank has said that it is ready."""
+        """Fails the formation if this READY of a member is newer than the one the Go counts."""
         if self._counts(rank) and serial > self.go.serials[self.go.members.index(rank)]:
             self.fail(f"rank {rank} gave up on the formation of epoch {self.go.epoch}")
 
     # ---- rendezvous.Exchange ----
 
     def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
-        """See rendezvous.Exchange."""
+        """Exchanges blobs by way of the decider; see rendezvous.Exchange."""
         self._step += 1
         if self._rank == self.decider:
             return self._collect(blob, deadline)
@@ -92,7 +92,7 @@ class Formation:
         return self._all.pop(self._step)
 
     def alarm(self, loop: Loop, ring: Callable[[], None], _lost: Lost) -> None:
-        """See rendezvous.Exchange."""
+        """Rings once the formation has failed; see rendezvous.Exchange."""
 
         def look() -> None:
             self._control.catch_up()
@@ -104,7 +104,7 @@ class Formation:
         look()
 
     def close(self) -> None:
-        """The connections stay."""
+        """Does nothing: the connections stay open."""
 
     # ---- helpers ----
 
@@ -129,7 +129,8 @@ class Formation:
         return parts
 
     def _counts(self, rank: int) -> bool:
-        """A member's word ends it for the decider, the decider's for members."""
+        """True if the loss of this rank fails the formation here: any member's on the decider, only
+        the decider's on a member."""
         if self._rank == self.decider:
             return rank in self.go.members
         return rank == self.decider

@@ -1,7 +1,7 @@
 """Membership: the rounds of one rank, and its communicator, which is made anew when members change.
 
-Invariants: ``comm`` connects exactly ``members``, and is used in no two formations; what is not a
-lost or late member's fault is raised as it is. agreement.py has who takes part.
+Invariants: ``comm`` connects exactly ``members``, and is used in no two formations; an error that
+is not a lost or late member's fault is raised as it is. agreement.py decides the members.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from .messages import MAX_TOKEN
 _log = logging.getLogger("ringcomm")
 _RECOVERABLE = (PeerLostError, CommTimeoutError, AbortedError, ProtocolError, BootstrapError)
 _CLOSE_S = 0.1
-"""For a communicator whose members may not answer any more."""
+"""Seconds to close a communicator whose members may not answer any more."""
 _LEAST_FORMING_S = 5.0
-"""A port that is dead beside its sibling takes 3 s of a bring-up."""
+"""Least seconds for a formation: a port that is dead beside its sibling takes 3 s of them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """Who takes part in a round. Ranks are those of the whole job, but for leader.
+    """Members of a round. Ranks are those of the whole job, but for leader.
 
     Attributes:
-        number: the round's; for who was left behind, the others' number.
-        members: in the order of the communicator.
+        number: of the round; on a rank that was left behind, the number the others are at.
+        members: ranks in the order of the communicator.
         left: members of the round before that were lost or late.
-        joined: members that need the state: what the others have completed, they have not.
+        joined: members that lack rounds which others have completed, and so need the state.
         leader: rank in the communicator of a member that has the state.
-        is_new: the communicator is another than in the round before.
-        tokens: what each member gave to begin_round, in the order of members.
+        is_new: True if the communicator is another than in the round before.
+        tokens: token that each member gave to begin_round, in the order of members.
     """
 
     number: int
@@ -73,26 +73,26 @@ class Round:
 
 
 class Membership:
-    """Ranks that work in rounds, and go on without who is lost or late, and with who comes back.
+    """Ranks that work in rounds, go on without lost or late ones, and let ranks come back.
 
-    Made by all ranks at once, as ``ringcomm.init``. Used by one thread. Also a context manager.
+    All ranks make it at once, as ``ringcomm.init``. One thread uses it. Also a context manager.
 
     Args:
         min_peers: a round takes place with at least so many ranks, this one among them. Default:
             more than half. With fewer, both halves of a partitioned network go on by themselves.
-        grace_s: how long a round waits for the late ones once min_peers are ready, and after what
-            silence a member is lost in mid-round (the communicators' peer_timeout).
+        grace_s: seconds that a round waits for late ranks once min_peers are ready, and seconds of
+            silence after which a member is lost in mid-round (the communicators' peer_timeout).
         rejoin: this process takes the place of one that has ended, among members that go on without
             it. begin_round then waits for the end of their round; no longer than config.timeout
-            where no member has answered, for what listens at their ports may be another program.
+            where no member has answered, since another program may listen at their ports.
         hosts: with rejoin, names or addresses of hosts to look for members on, where the address of
             rank 0's host is not enough (rank 0 was lost).
-        rank, world_size, init_method, config, timeout, mpi, store: as of ``ringcomm.init``. While
-            fewer than min_peers are ready and the others live, config.timeout is waited for them.
+        rank, world_size, init_method, config, timeout, mpi, store: as for ``ringcomm.init``. While
+            fewer than min_peers are ready and the others live, a round waits config.timeout.
 
     Attributes:
-        rank, world_size: of the whole job.
-        members: original ranks of the communicator's ranks, in their order.
+        rank, world_size: this rank and the number of ranks in the whole job.
+        members: ranks of the whole job, in the order of the communicator's ranks.
     """
 
     @names_arguments
@@ -135,22 +135,22 @@ class Membership:
 
     @property
     def comm(self) -> Communicator:
-        """The communicator of the round."""
+        """Communicator of the round. Raises NotInitializedError before the first round."""
         if self._comm is None:
             raise NotInitializedError("this rank belongs to no communicator: call begin_round")
         return self._comm
 
     def begin_round(self, number: int, token: bytes = b"") -> Round:
-        """Waits until it is known who takes part in a round.
+        """Waits until the members of a round are known, and returns them.
 
         Args:
-            number: the round's, counted upwards by all members alike. That the round before was
-                completed is taken for granted where end_round was not called.
+            number: of the round, counted upwards by all members alike. The round before counts as
+                completed even if end_round was not called.
             token: up to 256 bytes, which all members get (Round.tokens).
 
         Raises:
-            PeerLostError: fewer than min_peers came; the text says who is missing and how long. Or
-                none that was found answers a process with rejoin; it names the ports.
+            PeerLostError: fewer than min_peers came; the text names the missing ones and for how
+                long. Or, with rejoin, no rank answers; the text names the ports.
         """
         self._require_open()
         if len(token) > MAX_TOKEN:
@@ -161,19 +161,19 @@ class Membership:
         return self._agree(number, None)
 
     def end_round(self) -> None:
-        """Returns once all members have called it: then all have what this rank has. Call it behind
-        the round's last collective and before its result is used; what it raises is for lost().
+        """Returns once all members have called it: then all have this rank's results. Call it after
+        the round's last collective and before its result is used; give its errors to lost().
         Without it a peer that dies in a round's last collective may leave some members with its
-        result and others without; these then get the state from those."""
+        result and others without, which then get the state from the former."""
         self._require_open()
         self.comm.barrier()
         self._complete()
 
     def lost(self, error: RingcommError) -> Round:
-        """A collective of the round failed: brings those together who are left, for the same round.
+        """Brings the remaining ranks together for the same round, after a collective failed.
 
-        Raises the error itself where it is none that other members would help against, as a
-        wrong argument. Else as begin_round.
+        Raises the error itself if other members would not help, as for a wrong argument; else
+        raises as begin_round.
         """
         self._require_open()
         if self._number is None or not isinstance(error, _RECOVERABLE):
@@ -181,7 +181,7 @@ class Membership:
         return self._agree(self._number, error)
 
     def close(self) -> None:
-        """Leaves the job: to the other members this rank is gone."""
+        """Leaves the job, so that the other members see this rank as gone."""
         self._is_closed = True
         comm, self._comm = self._comm, None
         agreement, self._agreement = self._agreement, None
@@ -204,7 +204,7 @@ class Membership:
     # ---- start ----
 
     def _start_with_all(self, joined: Joined, comm: Communicator, min_peers: int | None) -> None:
-        """Of a job that begins: all are members, and tell each other where they listen."""
+        """Starts a job in which all ranks are members, and exchanges where they listen."""
         addresses = list(dict.fromkeys(rail.address for rail in comm.rails))
         self._set_up(comm.rank, comm.world_size, min_peers, joined.secret, joined.job)
         self.members = tuple(range(comm.world_size))
@@ -214,7 +214,7 @@ class Membership:
             agreement.meet_all(_gather(comm, agreement.own_places), self._config.connect_timeout)
 
     def _start_again(self, identity: Identity, min_peers: int | None, hosts: Sequence[str]) -> None:
-        """Of a process that takes another's place: looks for any member."""
+        """Starts a process that takes another's place: looks for any member."""
         secret = load(self._config)
         self._set_up(identity.rank, identity.world_size, min_peers, secret, identity.job)
         asked = places.contacts(list(hosts) or [identity.master_addr or "localhost"])
@@ -297,8 +297,8 @@ class Membership:
         return Round(go.number, go.members, go.left, go.joined, leader, go.is_new, go.tokens)
 
     def _form(self, formation: Formation) -> None:
-        """Closes the communicator, which to those who still use it is this rank's loss, and makes
-        the new one."""
+        """Closes the old communicator, which ranks that still use it see as this rank's loss, and
+        makes the new one."""
         comm, self._comm = self._comm, None
         if comm is not None:
             comm.close(_CLOSE_S)
@@ -321,7 +321,7 @@ class Membership:
         self._comm = Communicator(Joined(made, self._config, self._secret, job, go.epoch))
 
     def _check_worth_repeating(self, failure: RingcommError, tried: float) -> None:
-        """Raises the failure where another attempt would end alike."""
+        """Raises the failure if another attempt would fail the same way."""
         _log.info("membership: the members did not come together: %s", failure)
         stands_alone = self._history == STARTED_AGAIN and isinstance(failure, ConfigError)
         if stands_alone or tried > self._grace_s + self._config.timeout:
@@ -331,20 +331,20 @@ class Membership:
     # ---- helpers ----
 
     def _complete(self) -> None:
-        """This rank has the round's result."""
+        """Notes that this rank has the round's result."""
         assert self._number is not None
         epoch = self._agreement.epoch if self._agreement is not None else 0
         self._history = (epoch, self._number)
 
     def _broken(self) -> RingcommError | None:
-        """What has become of the communicator, as while no collective ran."""
+        """Returns the error of the communicator, if it has failed meanwhile."""
         try:
             return None if self._comm is None else self._comm.failure()
         except NotInitializedError as error:  # the caller has closed it
             return error
 
     def _blamed_by(self, error: RingcommError | None, members: tuple[int, ...]) -> set[int]:
-        """Ranks of the job that an error of these members' communicator names."""
+        """Returns the ranks of the job that an error of these members' communicator names."""
         if isinstance(error, FormationError):
             return set(error.blames)
         if error is None or error.rank is None or error.rank >= len(members):
@@ -357,7 +357,7 @@ class Membership:
 
 
 def _fitted(config: Config, grace_s: float) -> Config:
-    """A member that is silent for the grace time is lost."""
+    """Sets peer_timeout to the grace time, so that a member that is silent for it is lost."""
     if not isinstance(config, Config):
         raise ConfigError(f"config={config!r}: give a ringcomm.Config, as Config(lanes=2)")
     heartbeat = min(config.heartbeat, grace_s / 4)
@@ -365,7 +365,7 @@ def _fitted(config: Config, grace_s: float) -> Config:
 
 
 def checked_grace(grace_s: float) -> float:
-    """The seconds of grace, if they are a number from 0.5 to 3600; else ConfigError."""
+    """Returns grace_s if it is a number of seconds from 0.5 to 3600; else raises ConfigError."""
     is_number = isinstance(grace_s, (int, float)) and not isinstance(grace_s, bool)
     if not is_number or not 0.5 <= grace_s <= 3600:
         raise ConfigError(f"grace_s={grace_s!r}: give seconds from 0.5 to 3600")
@@ -388,7 +388,7 @@ def _checked_min_peers(min_peers: int | None, world_size: int) -> int:
 
 
 def _gather(comm: Communicator, part: bytes) -> list[bytes]:
-    """Every rank's bytes."""
+    """Gathers bytes of different lengths from every rank."""
     sizes = comm.allgather(np.array([len(part)], dtype=np.int64)).reshape(-1)
     padded = np.zeros(int(sizes.max()), dtype=np.uint8)
     padded[: len(part)] = np.frombuffer(part, dtype=np.uint8)

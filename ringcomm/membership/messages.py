@@ -1,10 +1,10 @@
-"""The bytes of what members say to each other; the table of messages is in the package's docstring.
+"""Encoding of the messages between members; the package's docstring has the table of messages.
 
 A message is a header (kind, three zeros, payload length) and a payload: strict JSON, but for BLOB
 and ALL, which carry the parts of a bring-up as they are, behind epoch and step.
 
-Invariants: every length and field is checked before use; what is malformed raises a BootstrapError
-that names the rank it came from.
+Invariants: every length and field is checked before use; a malformed message raises a
+BootstrapError that names the rank it came from.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ HEADER = struct.Struct("<BxxxI")
 _PLACE = struct.Struct("<II")
 _LENGTH = struct.Struct("<I")
 MAX_TOKEN = 256
-"""Bytes of a token."""
+"""Most bytes of a token."""
 _MAX = 2**62
 
 Address = tuple[str, int]
 Book = dict[int, list[Address]]
-"""Where each rank listens."""
+"""Addresses at which each rank listens."""
 
 
 class Kind(enum.IntEnum):
-    """Of a message."""
+    """Kind of a message."""
 
     INTRO = 1
     READY = 2
@@ -43,12 +43,12 @@ class Kind(enum.IntEnum):
 
 
 def most_bytes(world_size: int) -> int:
-    """Of any payload."""
+    """Returns the most bytes of any payload."""
     return _PLACE.size + world_size * (_LENGTH.size + MAX_BYTES)
 
 
 def frame(kind: Kind, payload: bytes) -> bytes:
-    """A whole message."""
+    """Returns a whole message: header and payload."""
     return HEADER.pack(kind, len(payload)) + payload
 
 
@@ -56,31 +56,31 @@ def frame(kind: Kind, payload: bytes) -> bytes:
 
 
 class Intro(NamedTuple):
-    """What a process says of itself and others."""
+    """Introduction of a process: its identity and the addresses it knows."""
 
     process: int
-    """By which it is told from one that was there before."""
+    """Random number that tells the process from an earlier one of its rank."""
     book: Book
 
 
 def pack_intro(process: int, book: Mapping[int, Sequence[Address]]) -> bytes:
-    """Who this is, and where ranks listen."""
+    """Encodes an INTRO."""
     return pack({"process": process, "book": _pack_places(book)})
 
 
 def read_intro(source: str, payload: bytes, world_size: int) -> Intro:
-    """Raises BootstrapError."""
+    """Decodes an INTRO. Raises BootstrapError."""
     record = Record.unpack(source, payload)
     return Intro(record.integer("process", 0, _MAX), _read_book(record, world_size))
 
 
 def pack_book(book: Mapping[int, Sequence[Address]]) -> bytes:
-    """Where ranks listen."""
+    """Encodes the addresses at which ranks listen."""
     return pack({"book": _pack_places(book)})
 
 
 def read_book(source: str, payload: bytes, world_size: int) -> Book:
-    """Raises BootstrapError."""
+    """Decodes the addresses at which ranks listen. Raises BootstrapError."""
     return _read_book(Record.unpack(source, payload), world_size)
 
 
@@ -112,7 +112,7 @@ def _read_place(record: Record) -> Address:
 
 
 def pack_ready(ready: Ready, now: float) -> bytes:
-    """Its time travels as an age."""
+    """Encodes a READY; its time is sent as an age in seconds, as clocks differ."""
     fields: dict[str, Any] = dict(vars(ready))
     del fields["rank"], fields["at"]
     fields.update(
@@ -127,7 +127,7 @@ def pack_ready(ready: Ready, now: float) -> bytes:
 
 
 def read_ready(rank: int, payload: bytes, world_size: int, now: float) -> Ready:
-    """Raises BootstrapError."""
+    """Decodes a READY; now: the receiver's clock. Raises BootstrapError."""
     record = Record.unpack(f"rank {rank}", payload)
     history = record.object("history")
     return Ready(
@@ -169,7 +169,7 @@ def _read_token(record: Record) -> bytes:
 
 
 def pack_go(go: Go) -> bytes:
-    """What the members are, and the counted READY of each."""
+    """Encodes a GO."""
     members = [
         {"rank": rank, "serial": serial, "token": token.hex()}
         for rank, serial, token in zip(go.members, go.serials, go.tokens, strict=True)
@@ -188,7 +188,7 @@ def pack_go(go: Go) -> bytes:
 
 
 def read_go(source: str, payload: bytes, world_size: int) -> Go:
-    """Raises BootstrapError."""
+    """Decodes a GO. Raises BootstrapError."""
     record = Record.unpack(source, payload)
     members = record.records("members", world_size)
     ranks = tuple(member.integer("rank", 0, world_size - 1) for member in members)
@@ -212,18 +212,18 @@ def read_go(source: str, payload: bytes, world_size: int) -> Go:
 
 
 def pack_blob(epoch: int, step: int, blob: bytes) -> bytes:
-    """A rank's part of a step of the bring-up."""
+    """Encodes a rank's part of a step of the bring-up."""
     return _PLACE.pack(epoch, step) + blob
 
 
 def pack_all(epoch: int, step: int, blobs: Sequence[bytes]) -> bytes:
-    """All members' parts, in their order."""
+    """Encodes the parts of all members, in their order."""
     parts = b"".join(_LENGTH.pack(len(blob)) + blob for blob in blobs)
     return _PLACE.pack(epoch, step) + parts
 
 
 class Part(NamedTuple):
-    """A BLOB or an ALL."""
+    """Decoded BLOB or ALL; rest holds the part, or all parts."""
 
     epoch: int
     step: int
@@ -231,7 +231,7 @@ class Part(NamedTuple):
 
 
 def read_part(rank: int, payload: bytes) -> Part:
-    """Raises BootstrapError."""
+    """Decodes a BLOB or an ALL. Raises BootstrapError."""
     if len(payload) < _PLACE.size:
         raise BootstrapError(f"rank {rank} sent what no ringcomm sends", rank=rank)
     epoch, step = _PLACE.unpack_from(payload)
@@ -239,7 +239,7 @@ def read_part(rank: int, payload: bytes) -> Part:
 
 
 def split_all(rest: bytes) -> list[bytes] | None:
-    """The parts of an ALL; None if it is malformed."""
+    """Returns the parts of an ALL; None if it is malformed."""
     blobs, at = [], 0
     while at < len(rest):
         if len(rest) - at < _LENGTH.size:
@@ -254,13 +254,13 @@ def split_all(rest: bytes) -> list[bytes] | None:
 
 
 def pack_failed(epoch: int, blames: Sequence[int], text: str) -> bytes:
-    """A formation failed."""
+    """Encodes a FAILED, with the ranks to blame and the reason."""
     shown = "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:1500])
     return pack({"epoch": epoch, "blames": _ranks(blames), "text": shown})
 
 
 def read_failed(source: str, payload: bytes, world_size: int) -> tuple[int, tuple[int, ...], str]:
-    """Epoch, who is held responsible, and the reason. Raises BootstrapError."""
+    """Decodes a FAILED: epoch, ranks to blame, reason. Raises BootstrapError."""
     record = Record.unpack(source, payload)
     epoch = record.integer("epoch", 0, 2**32 - 1)
     return epoch, _read_ranks(record, "blames", world_size), record.text("text")

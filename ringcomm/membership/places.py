@@ -1,6 +1,6 @@
-"""Where a member listens for the others, and where one that was started again looks for them.
+"""Addresses at which members listen, and at which a restarted rank looks for them.
 
-The ports follow from the job's name and the rank, so that who knows a host and no port finds the
+The ports follow from the job's name and the rank, so a rank that knows only a host finds the
 members there. Invariants: nothing listens off loopback without a secret; a taken port is no error.
 """
 
@@ -20,19 +20,19 @@ from ..errors import ConfigError
 from .messages import Address
 
 _TRIED = 2
-"""Ports of each rank."""
+"""Number of ports that a rank tries."""
 
 
 def ports_of(job: str, rank: int) -> list[int]:
-    """Where a rank of a job listens, if nobody else does."""
+    """Returns the ports on one of which a rank of a job listens, if they are free."""
     return list(derived_ports(f"{job} membership {rank}")[:_TRIED])
 
 
 def listen_on(
     addresses: Sequence[str], job: str, rank: int, secret: Secret | None, insecure: bool
 ) -> list[socket.socket]:
-    """Listeners on these addresses, all at one port if one of the rank's own is free. Raises
-    ConfigError, OSError."""
+    """Listens on these addresses, at one of the rank's own ports if one is free, else at any.
+    Raises ConfigError, OSError."""
     check_exposed(addresses, secret, insecure)
     for port in ports_of(job, rank):
         listeners: list[socket.socket] = []
@@ -49,14 +49,15 @@ def listen_on(
 
 
 def own_addresses(config: Config, contacts: Sequence[str]) -> list[str]:
-    """Of a rank that has no communicator yet: those of its ports, as the bring-up chooses them."""
+    """Returns the addresses of the ports that the bring-up would choose, for a rank that has no
+    communicator yet."""
     chosen = choose(config.interfaces, all(map(is_loopback, contacts)))
     return [str(address.ip) for interface in chosen for address in interface.usable]
 
 
 def contacts(hosts: Sequence[str]) -> list[str]:
-    """The hosts' numeric addresses; those that have none now are left out. Raises ConfigError where
-    that is all of them."""
+    """Resolves the hosts, leaving out those that cannot be resolved now. Raises ConfigError if none
+    can."""
     found: list[str] = []
     for host in hosts:
         try:
@@ -72,5 +73,5 @@ def contacts(hosts: Sequence[str]) -> list[str]:
 
 
 def candidates(addresses: Sequence[str], job: str, rank: int) -> list[Address]:
-    """Where a rank may listen."""
+    """Returns the addresses and ports at which a rank may listen."""
     return [(address, port) for address in addresses for port in ports_of(job, rank)]
