@@ -28,9 +28,9 @@ behind backward, where there is any. Rungs, gentlest first:
     in the first steps                                  rungs that quantise wait
 
 Invariants: no clock is read; the caller gives moments of one clock, in seconds. Rates are in bytes
-per second of encoded gradients, so that a rate includes how often the algorithm sends each byte. One
-rank asks the law, with all ranks' measurements, and its answer follows from its inputs so far. A
-window has steps of one codec only. Not thread-safe.
+per second of encoded gradients, so that a rate includes how often the algorithm sends each byte.
+One rank asks the law, with all ranks' measurements, and its answer follows from its inputs so far.
+A window has steps of one codec only. Not thread-safe.
 """
 
 from __future__ import annotations
