@@ -1,9 +1,9 @@
 """Communicator: a group of ranks joined by lanes, and the collectives on it.
 
 Invariants: arguments are checked (calls.py) before anything reaches the core, so a call that raises
-ConfigError or TensorError has submitted nothing and the communicator goes on. All ranks call the
-same collectives in the same order. A failed collective fails the communicator: every later call
-raises the first error. What is open when the interpreter ends is closed then: without a goodbye
+ConfigError or TensorError has submitted nothing and the communicator stays usable. All ranks call
+the same collectives in the same order. A failed collective fails the communicator: every later call
+raises the first error. At the interpreter's end open communicators are closed: without a goodbye
 the last bytes sent could be lost.
 """
 
@@ -42,8 +42,8 @@ _log = logging.getLogger("ringcomm")
 _CLOSE_MS = 1000
 _ABORT_MS = 100
 _LOOK_S = 1e-4
-_UNWAITED = 64  # works that may lie about, some finished, before all are looked at
-_OLDEST = 2  # works looked at with each call: more than it adds
+_UNWAITED = 64  # works in flight, some maybe finished, from which on all are checked
+_OLDEST = 2  # works checked with each call: more than it adds
 
 
 class Communicator(Collectives):
@@ -53,11 +53,11 @@ class Communicator(Collectives):
 
     All collectives take numpy arrays, torch CPU tensors and objects with the buffer protocol,
     ``__array_interface__`` or DLPack, of float16, bfloat16, float32, float64, int8, uint8, int32 or
-    int64 and of any shape and strides. And tensors on a GPU, of torch, CuPy or with
+    int64 and of any shape and strides. They also take tensors on a GPU, of torch, CuPy or with
     ``__cuda_array_interface__`` or DLPack, which must be contiguous: a call follows the current
-    stream (by DLPack alone the default one), or that of ``cuda.stream``, which goes on behind the
-    result (DeviceWork). All of a communicator's are on one GPU; one call's are all there or all on
-    the host, and follow one stream.
+    stream (by DLPack alone the default one), or that of ``cuda.stream``, which then waits for the
+    result (DeviceWork). A communicator's GPU tensors are all on one GPU; a call's tensors are all
+    there or all on the host, and follow one stream.
 
     Count and dtype are the same on all ranks. ``out``, where given, has the result's count and
     dtype; results made here are of the tensor's library. ``async_op``, ``timeout``, and the errors
@@ -68,12 +68,15 @@ class Communicator(Collectives):
         hosts: host name of every rank.
         rails: this rank's network ports in rail order (``.interface``, ``.address``).
         config: its settings.
-        algorithms: what chooses the algorithm of an all-reduce: the name that config.algorithm
-            gives, else "model", with the speed of the links that it goes by, if that is known.
+        algorithms: chooser of all-reduce algorithms: the name that config.algorithm
+            gives, else "model", with the speed of the links that it assumes, if that is known.
     """
 
     def __init__(self, joined: Joined, group_codec: str | None = None) -> None:
-        """group_codec: what its torch process group reduces in, for the log."""
+        """Opens a communicator on joined lanes, which it takes over.
+
+        group_codec: codec of all-reduces of its torch process group, for the log.
+        """
         if not isinstance(joined, Joined):
             raise ConfigError(
                 "a Communicator is made by ringcomm.init(), Communicator.create() or split()"
@@ -93,7 +96,7 @@ class Communicator(Collectives):
         # Held while the handle is in use, so that close() in another thread cannot free it then. A
         # signal handler may close within such a call.
         self._lock = threading.RLock()
-        # Calls that use it without: their thread, and what keeps their memory (shortcut.py).
+        # Calls that use the handle without the lock: thread and held memory (shortcut.py).
         self._inside: dict[Any, tuple[int, Any]] = {}
         self._in_flight: dict[int, Work] = {}
         self._collect_at = _UNWAITED
@@ -145,7 +148,7 @@ class Communicator(Collectives):
         rank, world_size = _plain(rank), _plain(world_size)
         return cls(join(settings, rank, world_size, init_method, timeout, mpi, store))
 
-    # ---- the rest of its life ----
+    # ---- life cycle and state ----
 
     @naming("split() of Communicator")
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
@@ -194,16 +197,17 @@ class Communicator(Collectives):
             return read_counters(self._handle, self.rails)
 
     def completed(self) -> int:
-        """How many works it has completed; 0 where it is closed."""
+        """Returns the number of completed works; 0 if the communicator is closed."""
         with self._lock:
             return 0 if self._handle is None or self.is_inherited else count_works(self._handle)
 
     def works_in_flight(self) -> list[Work]:
-        """The works that nobody has seen the end of, in the order in which they were called."""
+        """Returns the works whose end was not seen yet, in the order of their calls."""
         return list(self._in_flight.values())
 
     def failure(self) -> RingcommError | None:
-        """Why every later call will raise, as after a peer was lost; None while all is well."""
+        """Returns the error that every later call will raise, e.g. a lost peer; None while the
+        communicator works."""
         error = ffi.new("rc_error *")
         with self._lock:
             self._require_open()
@@ -216,16 +220,16 @@ class Communicator(Collectives):
 
     @property
     def kernel_set(self) -> str:
-        """The instruction set of its kernels."""
+        """Instruction set of the kernels."""
         return self._engine.kernel_set
 
     def host_of(self, rank: int | None) -> str | None:
-        """Host name of a rank; None for no rank."""
+        """Returns the host name of a rank; None for no rank."""
         return self.hosts[rank] if is_integer(rank) and 0 <= rank < len(self.hosts) else None
 
     @property
     def is_inherited(self) -> bool:
-        """True in a forked child of the process that made it, where it is of no use."""
+        """True in a forked child of the process that made it, where it does not work."""
         return self._engine.forked
 
     def require_own_process(self) -> None:
@@ -233,7 +237,7 @@ class Communicator(Collectives):
         self._engine.require_own_process()
 
     def abort(self, reason: str = "abort() was called") -> None:
-        """Fails all collectives in flight and to come, here and on every other rank, at once."""
+        """Fails all present and later collectives, here and on every other rank, at once."""
         self._require_open()
         with self._lock:
             self._require_open()
@@ -271,7 +275,7 @@ class Communicator(Collectives):
 
     @staticmethod
     def _leave(handle: Any, patience_ms: int) -> None:
-        """Cut into slices, as waiting is: a signal's handler runs between them."""
+        """Says goodbye to the other ranks, in slices, so that signal handlers run between them."""
         deadline = time.monotonic() + patience_ms / 1000
         left = float(patience_ms)
         while lib.rc_comm_leave(handle, int(min(left, SLICE_MS))) == AGAIN and left > 0:
@@ -295,14 +299,14 @@ class Communicator(Collectives):
         return f"<ringcomm.Communicator {state}>"
 
     def set_timeout(self, seconds: float) -> None:
-        """Makes it the ``config.timeout`` of collectives that are called from here on."""
+        """Sets the ``config.timeout`` of all later collectives."""
         self.config = self.config.replaced(timeout=seconds)
         self._shortcut = Shortcut(self)
 
-    # ---- for its works ----
+    # ---- called by its works ----
 
     def note_over(self, work: Work) -> None:
-        """The work is over, and was seen to be for the first time."""
+        """Notes that a work was first seen to be over: logs its error, ends it in the timeline."""
         self._in_flight.pop(id(work), None)
         if work._error is not None and not self._has_told_failure:
             self._has_told_failure = True
@@ -376,7 +380,7 @@ class Communicator(Collectives):
             self._pipe.drain()
         with self._lock:
             self._require_open()
-            try:  # held before the core has it: an interrupt must not lose what it has borrowed
+            try:  # held before the core has it: an interrupt must not free borrowed memory
                 self._in_flight[id(work)] = work
                 if on_done is not None:
                     self._call_back(work, on_done)
@@ -397,7 +401,8 @@ class Communicator(Collectives):
         return work if async_op else work.wait()
 
     def _pipe_to(self, where: DeviceView) -> Pipe:
-        """The pipe, made with the first tensor of a GPU."""
+        """Returns the pipe to the tensor's GPU, made with the first GPU tensor. Raises TensorError
+        for another GPU."""
         with self._lock:
             self._require_open()
             if self._pipe is None:
@@ -444,7 +449,7 @@ class Communicator(Collectives):
         self._engine.watch(work._slot, work._tell)
 
     def _gather_bytes(self, part: bytes, seconds: float) -> bytes:
-        """Equal-sized parts of all ranks, joined in order of rank."""
+        """Gathers equal-sized parts of all ranks and concatenates them in order of rank."""
         mine = np.frombuffer(part, dtype=np.uint8)
         return bytes(self.allgather(mine, timeout=seconds).tobytes())
 
@@ -452,8 +457,8 @@ class Communicator(Collectives):
         return self.failure() is not None
 
     def _collect(self) -> None:
-        """Lets go of finished works that nobody has waited for, and so of their tensors: with each
-        call of the oldest, which mostly are over first, and now and then of all."""
+        """Releases finished works that nobody has waited for, and so their tensors: with each
+        call the oldest, which are mostly over first, and now and then all."""
         in_flight = self._in_flight
         try:
             oldest = list(islice(in_flight.values(), _OLDEST))
@@ -467,10 +472,11 @@ class Communicator(Collectives):
                 work.done()
             self._collect_at = 2 * len(in_flight) + _UNWAITED
 
-    # ---- what is logged ----
+    # ---- logging ----
 
     def _told_at_start(self, joined: Joined, group_codec: str | None) -> str:
-        """Of the first communicator of a process all; of others that they are there."""
+        """Returns rank 0's lines for the log: a summary for the first communicator of a process,
+        one line for a later one."""
         if self.rank or not _log.isEnabledFor(logging.INFO):
             return ""
         if joined.epoch or _alive:
@@ -499,9 +505,9 @@ _alive: set[Communicator] = set()
 
 @atexit.register
 def _close_all() -> None:
-    """Says all goodbyes within the time that one may take. Where works are in flight, or a call was
-    left by an exception, as after Ctrl-C, only their failure is left to tell: a peer that does not
-    listen is not waited for."""
+    """Closes all communicators within the time that one may take. If works are in flight, or an
+    exception such as Ctrl-C left a call, only the failure remains to be sent, and a peer that does
+    not listen is not waited for."""
     deadline = time.monotonic() + _CLOSE_MS / 1000
     for comm in [comm for comm in _alive if not comm.is_inherited]:
         left = int((deadline - time.monotonic()) * 1000)
@@ -511,7 +517,8 @@ def _close_all() -> None:
 
 
 def _user_of(start: int, stop: int) -> str:
-    """For storages.py."""
+    """Names the collective in flight that uses memory from start to stop; "" if none. Serves as
+    storages.user_of."""
     for comm in [comm for comm in list(_alive) if not comm.is_inherited]:
         for work in comm.works_in_flight():
             if work.uses(start, stop):
@@ -526,17 +533,17 @@ storages.user_of = _user_of
 
 
 def works_of_process() -> int:
-    """Collectives that the open communicators of this process have completed."""
+    """Number of collectives that the open communicators of this process have completed."""
     return sum(comm.completed() for comm in list(_alive))
 
 
 def _plain(number: int | None) -> int | None:
-    """numpy's integers are taken for Python's."""
+    """Converts numpy's integers to Python's."""
     return int(number) if isinstance(number, np.integer) else number
 
 
 def _members(comm: Communicator, color: int | None, key: int) -> list[int]:
-    """The ranks of this rank's color in the order of their keys; empty for color None."""
+    """Returns the ranks of this rank's color in the order of their keys; empty for color None."""
     mine = np.array([color is not None, color or 0, key], dtype=np.int64)
     rows = comm.allgather(mine)
     same = [r for r in range(comm.world_size) if rows[r][0] and rows[r][1] == mine[1]]

@@ -1,9 +1,8 @@
 """Settings: one frozen dataclass, each field with its environment variable in one table.
 
-Invariants: a value is checked when the Config is made, never later; what the caller gives wins
-over the environment, which wins over the default, field by field, and each field knows which of
-them it is from. Every RINGCOMM_ variable that anything in the package reads has its place here, and
-one that has none is warned of.
+Invariants: a value is checked when the Config is made, never later; an argument overrides
+the environment, which overrides the default, field by field, and each field knows its source. Every
+RINGCOMM_ variable that the package reads is listed here; an unknown one causes a warning.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ Algorithm = Literal["auto", "ring", "direct", "one_shot", "doubling", "halving"]
 #: Name -> number in the C header (rc_algorithm).
 ALGORITHMS = {"auto": 0, "ring": 1, "direct": 2, "one_shot": 3, "doubling": 4, "halving": 5}
 
-#: Fields that there are no more, each with what takes its place.
+#: Removed fields, each with its replacement, as the end of a sentence.
 REMOVED = {
     "tune_table": "is gone: the cost model goes by the speed of the links; leave it out, or give "
     "algorithm"
 }
 
-#: Variables that are no field of Config, and what each is.
+#: Variables that are no field of Config, with their meaning.
 OTHER_VARIABLES = {
     "RINGCOMM_SECRET": "the job's secret itself",
     "RINGCOMM_COMPRESSION": "how the all-reduces of a torch process group travel",
@@ -51,7 +50,7 @@ OTHER_VARIABLES = {
 
 ARGUMENT, DEFAULT = "argument", "default"
 
-#: What documents and messages call values that stand for a choice of ringcomm's.
+#: Words in documents and messages for values that leave the choice to ringcomm.
 _WORDS: dict[str, dict[Any, str]] = {
     "interfaces": {(): "all real ports; on one host, loopback"},
     "spin_us": {-1: "auto"},
@@ -62,7 +61,7 @@ _WORDS: dict[str, dict[Any, str]] = {
 
 
 class _Unset:
-    """The default of a field: its value if the environment has none."""
+    """Default of a field, used if the environment does not set it."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -73,18 +72,18 @@ class _Unset:
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
-    """A value that is no argument of the user's, and where it is from."""
+    """Value that the user did not give as an argument, and its source."""
 
     value: Any
     source: str
 
 
 _FIELDS: dict[str, Any] = {}
-"""The fields of Config and their defaults."""
+"""Fields of Config and their defaults."""
 
 
 def _settings(cls: type[_T]) -> type[_T]:
-    """Of a class that becomes a dataclass: tells a default from an argument that is equal to it."""
+    """Marks the defaults of a later dataclass, to tell them from equal arguments."""
     for name in cls.__annotations__:
         _FIELDS[name] = getattr(cls, name)
         setattr(cls, name, _Unset(_FIELDS[name]))
@@ -97,14 +96,14 @@ def names_arguments(
     renamed: Mapping[str, str] = MappingProxyType({}),
     removed: Mapping[str, str] = MappingProxyType({}),
 ) -> _F:
-    """Has the function refuse an argument that it does not have by the name that was meant.
+    """Wraps a function so that it refuses an unknown argument and suggests the right name.
 
     Args:
         more: names that it takes beside those of its signature.
         renamed: old names of arguments, each with its new one; an old name still works, with a
             DeprecationWarning.
-        removed: arguments that there are no more, each with what takes its place, as the end of a
-            sentence that begins with the argument.
+        removed: removed arguments, each with its replacement, as the end of a sentence that
+            begins with the argument.
     """
     known = [
         name
@@ -142,10 +141,10 @@ def _meant(name: str, known: Sequence[str]) -> str:
 @dataclasses.dataclass(frozen=True)
 @_settings
 class Config:
-    """How a communicator is built. Fields that all ranks must share are marked so.
+    """Settings of a communicator. Fields that must be equal on all ranks are marked so.
 
-    A field that is not given is what its variable, ``RINGCOMM_`` and the name in capitals, says
-    when the Config is made, else the default.
+    A field that is not given is read from its variable, ``RINGCOMM_`` and the name in capitals,
+    when the Config is made; without the variable it has its default.
     """
 
     interfaces: tuple[str, ...] = ()
@@ -168,7 +167,7 @@ class Config:
     """Seconds until a collective that has not completed fails, unless the call says otherwise."""
 
     connect_timeout: float = 30.0
-    """Seconds in which all ranks must have found each other."""
+    """Seconds within which all ranks must have found each other."""
 
     heartbeat: float = 1.0
     """Seconds between signs of life on a silent lane."""
@@ -177,8 +176,8 @@ class Config:
     """Seconds without any sign of life after which a peer is lost, or a lane whose peer lives."""
 
     algorithm: Algorithm = "auto"
-    """How an all-reduce runs: ring, direct, one_shot, doubling or halving; auto: what the
-    cost model says of its size and the speed of the links. Same on all ranks."""
+    """Algorithm of all-reduces: ring, direct, one_shot, doubling or halving; auto: the cost model
+    chooses by the size and the speed of the links. Same on all ranks."""
 
     shared_memory: bool = True
     """Let all-reduces among ranks of one host go through memory that they share, and in a job of
@@ -186,25 +185,25 @@ class Config:
 
     spin_us: int = -1
     """Microseconds for which a thread that waits for a collective polls before it sleeps, 0 to
-    10000. That saves the delays of falling asleep and waking up, but takes a core; where the ranks
-    on this machine outnumber its cores, only what they share in memory is polled, and each look
-    lets another rank run. -1: 50, and 500 where they do."""
+    10000. This saves the delays of falling asleep and waking up, but takes a core; where the ranks
+    on this machine outnumber its cores, only shared memory is polled, and each poll
+    lets another rank run. -1: 50, and 500 where they outnumber the cores."""
 
     threads: int = 0
-    """Threads that carry the traffic: 1, or 2, of which one sends what collectives over 1 MiB send.
-    0: 2 where each rank on this machine has two cores and its ports are faster than one thread."""
+    """Threads that carry the traffic: 1, or 2, of which one sends the data of collectives over
+    1 MiB. 0: 2 if each rank on this machine has two cores and its ports outrun one thread."""
 
     kernel_set: str = ""
     """Instruction set of the elementwise kernels (scalar, avx2, avx512, neon). Empty: the fastest
     that this CPU supports."""
 
     congestion: tuple[str, ...] = ("cubic", "reno")
-    """TCP congestion controls to try on each lane, in order; the first that the kernel lets us
-    have is used. Empty: the system's (bbr, a common default, can halve a fast LAN's throughput)."""
+    """TCP congestion controls to try on each lane, in order; the first that the kernel permits
+    is used. Empty: the system's (bbr, a common default, can halve a fast LAN's throughput)."""
 
     timeline: str = ""
-    """File to write what collectives did when, as a Chrome trace; ``{rank}`` in it, or else what
-    goes before its ending, is this rank's number. Empty: none."""
+    """File for a Chrome trace of all collectives; ``{rank}`` in the name becomes this rank's
+    number, which else goes before the ending. Empty: none."""
 
     insecure: bool = False
     """Run without a secret off loopback. Anyone who reaches the ports can then join the job."""
@@ -266,8 +265,8 @@ class Config:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None, **overrides: Any) -> Config:
-        """As ``Config(**overrides)``, of which None means not given, and with another environment
-        than the process's if ``env`` is given.
+        """Makes ``Config(**overrides)``, in which None means not given, from the environment
+        ``env``, or the process's if that is None.
 
         Raises ConfigError naming the variable whose value cannot be read.
         """
@@ -277,13 +276,13 @@ class Config:
         return cls(**given)
 
     def sources(self) -> dict[str, str]:
-        """Where each field's value is from: "default", "argument", or the variable's name."""
+        """Returns each field's source: "default", "argument", or the variable's name."""
         found: dict[str, str] = self.__dict__["_sources"]
         return {name: found.get(name, ARGUMENT) for name in _FIELDS}
 
     def replaced(self, source: str = ARGUMENT, **changes: Any) -> Config:
-        """As dataclasses.replace, but that each value which stays as it is stays from where it
-        was; ``source``: where the others are from."""
+        """Returns a copy with changes, as dataclasses.replace. Unchanged values keep their source;
+        ``source`` is that of the others."""
         values: dict[str, Any] = {}
         for name, known in self.sources().items():
             before = getattr(self, name)
@@ -292,7 +291,7 @@ class Config:
         return Config(**values)
 
     def shown(self, name: str) -> str:
-        """A field's value as documents and messages have it; empty for none."""
+        """Formats a field's value for documents and messages; empty for none."""
         value = getattr(self, name)
         if value in _WORDS.get(name, {}):
             return _WORDS[name][value]
@@ -303,7 +302,7 @@ class Config:
         return f"{value:g}" if isinstance(value, float) else str(value)
 
     def _blame(self, error: str) -> str:
-        """Where the fields that an error names are from."""
+        """Names the sources of the fields that an error names."""
         named = [name for name in _FIELDS if re.search(rf"\b{name}=", error)]
         told = []
         for name in named:
@@ -315,7 +314,7 @@ class Config:
         return ", ".join(f"{name}: {one}" for name, one in zip(named, told, strict=True))
 
     def shared_fields(self) -> dict[str, int | str]:
-        """The fields that must be equal on all ranks; compared when the ranks meet."""
+        """Returns the fields that must be equal on all ranks; they are compared when ranks meet."""
         shared = ("lanes", "probe", "segment_bytes", "algorithm")
         return {name: getattr(self, name) for name in shared}
 
@@ -324,17 +323,17 @@ Config.__init__ = names_arguments(Config.__init__, removed=REMOVED)  # type: ign
 
 
 def compression_from_env(env: Mapping[str, str] | None = None) -> str:
-    """RINGCOMM_COMPRESSION, "none" where it is not set: how a torch process group compresses."""
+    """Returns RINGCOMM_COMPRESSION, the codec of a torch process group; "none" if it is not set."""
     return (os.environ if env is None else env).get("RINGCOMM_COMPRESSION", "").strip() or "none"
 
 
 def variable_of(field: str) -> str:
-    """The environment variable of a field."""
+    """Returns the name of a field's environment variable."""
     return "RINGCOMM_" + field.upper()
 
 
 def unknown_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """RINGCOMM_ variables that nothing reads, each with a sentence that says so."""
+    """Returns RINGCOMM_ variables that ringcomm does not read, each with a sentence saying so."""
     known = {*map(variable_of, _FIELDS), *OTHER_VARIABLES}
     wrong = [name for name in env if name.upper().startswith("RINGCOMM_") and name not in known]
     words = [name.removeprefix("RINGCOMM_") for name in known]
@@ -351,7 +350,7 @@ _warned: set[str] = set()
 
 
 def _warn_of_unknown(env: Mapping[str, str]) -> None:
-    """Once for each variable of a process."""
+    """Warns of unknown RINGCOMM_ variables, once for each in a process."""
     for name, sentence in unknown_variables(env).items():
         if name not in _warned:
             _warned.add(name)
@@ -377,7 +376,7 @@ def _check(config: Config, name: str, low: float, high: float) -> None:
 
 
 def _check_path(config: Config, name: str, wanted: str) -> None:
-    """Keeps a path as a string."""
+    """Checks a path and stores it as a string."""
     value = getattr(config, name)
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str) or "\0" in path:
@@ -386,7 +385,8 @@ def _check_path(config: Config, name: str, wanted: str) -> None:
 
 
 def _check_names(config: Config, name: str) -> None:
-    """Keeps a tuple of names; a lone string would fall apart into its letters."""
+    """Checks names and stores them as a tuple; refuses a lone string, which would be split into
+    letters."""
     value = getattr(config, name)
     listed = isinstance(value, (tuple, list))
     if not listed or not all(isinstance(part, str) for part in value):

@@ -1,4 +1,4 @@
-"""What a communicator has counted, as Python values (Communicator.stats)."""
+"""Counters of a communicator as Python values (Communicator.stats)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .bootstrap.mesh import RailInfo
 
 
 class LaneStats(TypedDict):
-    """What one lane has carried; ``Communicator.stats`` says what each means."""
+    """Counters of one lane; ``Communicator.stats`` documents them."""
 
     peer: int
     rail: int
@@ -26,7 +26,7 @@ class LaneStats(TypedDict):
 
 
 class RailStats(TypedDict):
-    """The sums over the lanes of a rail."""
+    """Sums over the lanes of a rail."""
 
     rail: int
     interface: str
@@ -37,7 +37,7 @@ class RailStats(TypedDict):
 
 
 class Stats(TypedDict):
-    """What ``Communicator.stats`` returns, and says the meaning of."""
+    """Counters of a communicator; ``Communicator.stats`` returns and documents them."""
 
     works: int
     payload_bytes: int
@@ -57,7 +57,7 @@ _SUMMED: tuple[_Summed, ...] = ("sent_bytes", "received_bytes", "retransmits", "
 
 
 def read_counters(comm: Any, rails: Sequence[RailInfo]) -> Stats:
-    """Of an open rc_comm; the keys are those of Communicator.stats."""
+    """Reads the counters of an open rc_comm."""
     totals = ffi.new("rc_comm_stats *")
     lib.rc_comm_stats_get(comm, totals)
     rows = ffi.new("rc_lane_stats[]", max(1, totals.lanes))
@@ -70,7 +70,7 @@ def read_counters(comm: Any, rails: Sequence[RailInfo]) -> Stats:
 
 
 def count_works(comm: Any) -> int:
-    """Works that an open rc_comm has completed."""
+    """Returns the number of works that an open rc_comm has completed."""
     totals = ffi.new("rc_comm_stats *")
     lib.rc_comm_stats_get(comm, totals)
     return int(totals.works)

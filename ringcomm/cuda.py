@@ -1,13 +1,13 @@
-"""GPU tensors: whether this machine and process can have them, and which stream a call follows.
+"""GPU tensors: their availability on this machine, and the stream that a call follows.
 
     ringcomm.cuda.is_available()              a CUDA driver and a GPU
     with ringcomm.cuda.stream(side):          calls and waits of this thread follow `side`
         ringcomm.allreduce(x)
 
 Neither CUDA's toolkit nor its runtime is needed, at build time or later: the driver's library is
-opened when it is first asked for. ``RINGCOMM_LIBCUDA`` names another one than ``libcuda.so.1``.
+opened when it is first needed. ``RINGCOMM_LIBCUDA`` names another one than ``libcuda.so.1``.
 
-Invariants: importing this opens nothing. What cannot be used is said once, in one place: why_not.
+Invariants: importing this opens nothing. why_not alone tells why GPUs cannot be used.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .errors import ConfigError, DeviceError, TensorError
 
 LIBRARY = "libcuda.so.1"
 
-#: A stream that has nothing left to do to the tensor (RC_NO_STREAM).
+#: Stands for a tensor without pending work on any stream (RC_NO_STREAM).
 NO_STREAM = int(lib.RC_NO_STREAM)
 
 _chosen = threading.local()
 
 
 def library() -> bytes:
-    """The driver's library: its name, or a path."""
+    """Returns the name or path of the driver's library."""
     return os.environ.get("RINGCOMM_LIBCUDA", LIBRARY).encode()
 
 
@@ -40,21 +40,22 @@ def is_available() -> bool:
 
 
 def why_not() -> str | None:
-    """Why GPU tensors cannot be used, as a sentence; None where they can."""
+    """Returns a sentence that tells why GPU tensors cannot be used; None if they can."""
     count, error = ffi.new("int *"), ffi.new("rc_error *")
     code = lib.rc_cuda_devices(library(), count, error)
     return None if code == OK else text(error.message)
 
 
 def device_count() -> int:
-    """GPUs that the driver sees; 0 where there is no driver."""
+    """Returns the number of GPUs that the driver sees; 0 if there is no driver."""
     count, error = ffi.new("int *"), ffi.new("rc_error *")
     lib.rc_cuda_devices(library(), count, error)
     return int(count[0])
 
 
 def ordinal_of(address: int) -> int:
-    """The GPU that memory lies on. Raises TensorError where it is no GPU's, DeviceError."""
+    """Returns the number of the GPU that memory lies on. Raises TensorError for host memory,
+    DeviceError."""
     ordinal, error = ffi.new("int *"), ffi.new("rc_error *")
     code = lib.rc_cuda_locate(library(), address, ordinal, error)
     if code != OK:
@@ -75,13 +76,13 @@ def require() -> None:
 
 @contextlib.contextmanager
 def stream(handle: Any) -> Iterator[None]:
-    """Makes the calls and waits of this thread follow a stream, whatever the current one is.
+    """Makes the calls and waits of this thread follow a stream instead of the current one.
 
     Args:
         handle: an object of torch or CuPy, or a cudaStream_t as an integer: 1 is the legacy
             default stream, 2 the thread's own.
 
-    Raises ConfigError for what is no stream.
+    Raises ConfigError if handle is no stream.
     """
     with _choose(_handle_of(handle)):
         yield
@@ -90,7 +91,7 @@ def stream(handle: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def current_stream() -> Iterator[None]:
     """Undoes ``stream`` within: calls and waits follow the current stream of the tensor's library.
-    For what a library calls back with a stream of its own."""
+    For callbacks that a library runs with a current stream of its own."""
     with _choose(None):
         yield
 
@@ -106,7 +107,7 @@ def _choose(handle: int | None) -> Iterator[None]:
 
 
 def chosen_stream() -> int | None:
-    """The handle of the innermost ``with stream(...)``; None outside."""
+    """Returns the handle of the innermost ``with stream(...)``; None outside."""
     handle: int | None = getattr(_chosen, "handle", None)
     return handle
 

@@ -1,13 +1,13 @@
-"""What a tensor on a GPU is: torch's CUDA tensors, and anything with __cuda_array_interface__ or,
-if it has nothing else, DLPack.
+"""Views of tensors on a GPU: of torch's CUDA tensors, and of objects with __cuda_array_interface__
+or, if they have nothing else, DLPack.
 
-``view`` is the one way to any tensor's memory, on a GPU or not. torch and CuPy are only looked for
-among the modules that the caller has imported already.
+``view`` is the one way to any tensor's memory, on a GPU or not. torch and CuPy are used only if
+the caller has imported them already.
 
-Invariants: a DeviceView keeps its object alive and never touches its elements: that is for the
-GPU's streams. No CUDA call is made for a tensor without elements. What is not contiguous and
-receives a result is refused: a copy back would have to follow the result on every stream. What a
-library makes for a call, it makes on the stream that the call follows.
+Invariants: a DeviceView keeps its object alive and never touches its elements, as only the GPU's
+streams may. No CUDA call is made for a tensor without elements. A tensor that is not contiguous and
+receives a result is refused: a copy back would have to follow the result on every stream. Tensors
+that a library makes for a call are made on the stream that the call follows.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from . import buffers, cuda, dlpack, storages
 from .buffers import NUMPY_NAMES, View
 from .errors import TensorError
 
-#: Of a tensor whose library does not say what is left to do to it: the stream that all others wait
-#: for.
+#: Stream of a tensor whose library names none: the legacy default stream, which waits for all
+#: others.
 _LEGACY_STREAM = 1
 
 
 class DeviceView(View):
-    """A tensor on a GPU. ``address`` is one of the device.
+    """View of a tensor on a GPU; ``address`` is a device address.
 
     Attributes:
         device: the GPU's number; -1 for a tensor without elements.
@@ -58,18 +58,18 @@ class DeviceView(View):
     @property
     def stream(self) -> int:
         """Handle of the stream that this thread's calls follow now: that of ``cuda.stream``, or
-        the current one of the tensor's library; cuda.NO_STREAM: there is nothing to follow."""
+        the current one of the tensor's library; cuda.NO_STREAM if there is nothing to wait for."""
         chosen = cuda.chosen_stream()
         return self._current() if chosen is None else chosen
 
     @property
     def streams(self) -> list[int]:
-        """As ``stream``, of each tensor that this stands for."""
+        """Streams of all tensors that this view stands for."""
         return [self.stream]
 
 
 class PackedView(DeviceView):
-    """Several tensors of a GPU as one: at multiples of ``align`` elements, and zeros between them.
+    """View of several GPU tensors as one: each at a multiple of ``align`` elements, zeros between.
 
     Attributes:
         pieces: (byte offset, tensor), in order.
@@ -102,12 +102,12 @@ class PackedView(DeviceView):
 
 
 def view(obj: Any, *, writable: bool) -> View:
-    """The memory of a tensor, wherever it lies: a DeviceView on a GPU, else as buffers.view.
+    """Makes a View of a tensor: a DeviceView on a GPU, else that of buffers.view.
 
     Raises:
         TensorError: as buffers.view; on a GPU, too, for one that is not contiguous and would
             receive a result.
-        DeviceError: it is on a GPU, and no driver is to be had.
+        DeviceError: it is on a GPU, and there is no driver.
     """
     torch = storages.torch_of_caller()
     if torch is not None and isinstance(obj, torch.Tensor):
@@ -124,11 +124,11 @@ def view(obj: Any, *, writable: bool) -> View:
 
 
 def check_autograd(obj: Any) -> None:
-    """Of a tensor of torch that a result is about to be written to while autograd records.
+    """Prepares autograd for a result that is about to be written to a torch tensor.
 
-    Raises TensorError for one that was computed from others: its gradient would be that of the
-    values from before. A leaf that requires grad, such as a parameter, is told that it changes, so
-    that a backward pass which needs its earlier values raises.
+    Raises TensorError for a tensor that was computed from others: its gradient would be that of
+    the old values. For a leaf that requires grad, such as a parameter, it increments the version
+    counter, so that a backward pass which needs its old values raises.
     """
     if type(obj) is np.ndarray:
         return
@@ -146,8 +146,8 @@ def check_autograd(obj: Any) -> None:
 
 
 def common_device(views: Sequence[View]) -> DeviceView | None:
-    """A view of a GPU tensor with elements, of views that all lie on one GPU; None where all lie on
-    the host. Raises TensorError for a mixture."""
+    """Returns the first view with elements if all views lie on one GPU; None if all lie on the
+    host. Raises TensorError for a mixture."""
     found = [view for view in views if isinstance(view, DeviceView)]
     if not found:
         return None
@@ -160,8 +160,8 @@ def common_device(views: Sequence[View]) -> DeviceView | None:
 
 
 def streams_of(views: Sequence[View]) -> list[int]:
-    """The streams, each once, that a call on these follows now: there is one, but where the tensors
-    are of several libraries, or an array names its own."""
+    """Returns the streams, each once, that a call on these views follows now: a single one, unless
+    the tensors are of several libraries, or an array names its own."""
     found = [view.streams for view in views if isinstance(view, DeviceView) and view.count]
     return list(dict.fromkeys(stream for streams in found for stream in streams))
 
@@ -181,8 +181,8 @@ def _not_dense(what: str) -> TensorError:
 
 
 def torch_stream(torch: Any, handle: int, device: Any) -> Any:
-    """torch's stream of a cudaStream_t. Of the two numbers of the default stream torch takes one
-    for that of a stream of its own, and the other for none given."""
+    """Returns torch's object for a cudaStream_t. The default stream's two numbers need a case of
+    their own: ExternalStream takes one for a stream of its own, and the other for no stream."""
     if handle in (0, _LEGACY_STREAM):
         return torch.cuda.default_stream(device)
     return torch.cuda.ExternalStream(handle, device)
@@ -190,7 +190,7 @@ def torch_stream(torch: Any, handle: int, device: Any) -> Any:
 
 @contextlib.contextmanager
 def _torch_following(torch: Any, device: Any) -> Iterator[None]:
-    """torch's current stream is that of ``cuda.stream``, if there is one."""
+    """Makes the stream of ``cuda.stream``, if there is one, torch's current stream."""
     chosen = cuda.chosen_stream()
     if chosen is None:
         yield
@@ -249,7 +249,7 @@ def _array_view(obj: Any, writable: bool) -> DeviceView:
     if 0 not in shape:
         cuda.require()
         device = cuda.ordinal_of(address)
-    _stream_of(about, obj)  # says now what is wrong with it
+    _stream_of(about, obj)  # raises now if the stream is invalid
     return DeviceView(
         obj,
         obj,
@@ -264,7 +264,7 @@ def _array_view(obj: Any, writable: bool) -> DeviceView:
 
 def _dtype_of(obj: Any, about: dict[str, Any]) -> str:
     name = str(getattr(obj, "dtype", ""))
-    if not name.endswith("bfloat16"):  # which the interface has no name for
+    if not name.endswith("bfloat16"):  # the interface has no name for bfloat16
         found = np.dtype(about["typestr"])
         name = buffers.said(found)
     dtype = NUMPY_NAMES.get(name.rpartition(".")[2])
@@ -297,7 +297,7 @@ def _stream_of(about: dict[str, Any], obj: Any) -> int:
 
 
 def _dlpack_view(obj: Any) -> DeviceView:
-    """It does not say what is read-only: of such, producers give nothing."""
+    """Makes a DeviceView by DLPack, which has no read-only flag: producers export no such ones."""
     try:  # 0 is no stream in DLPack
         capsule = obj.__dlpack__(stream=cuda.chosen_stream() or _LEGACY_STREAM)
         found = dlpack.look(capsule)

@@ -1,7 +1,7 @@
-"""What DLPack says of a tensor on a GPU: of its capsule, as the library's consumers read it.
+"""Reads DLPack's description of a tensor on a GPU from its capsule.
 
-Invariants: a capsule is looked into and not consumed: its own destructor gives the memory back, so
-who keeps the capsule keeps the memory. Without a version asked for, it holds a DLManagedTensor.
+Invariants: a capsule is read and not consumed: its own destructor frees the memory, so
+keeping the capsule keeps the memory. If no version was asked for, it holds a DLManagedTensor.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import ctypes
 from typing import Any, NamedTuple
 
 _GPU = (2, 13)  # kDLCUDA, kDLCUDAManaged
-#: DLDataTypeCode -> a name as numpy's, but for the bits
+#: DLDataTypeCode -> numpy's name without the bits
 _CODES = {0: "int", 1: "uint", 2: "float", 3: "opaque", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
 class _Tensor(ctypes.Structure):
-    """DLTensor, with which a DLManagedTensor begins."""
+    """DLTensor, the first field of a DLManagedTensor."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -32,7 +32,7 @@ class _Tensor(ctypes.Structure):
 
 
 class Found(NamedTuple):
-    """A tensor. ``dtype``: as numpy would name it; ``strides``: in elements, None: dense."""
+    """Description of a tensor. ``dtype``: numpy's name; ``strides``: in elements, None: dense."""
 
     address: int
     dtype: str
@@ -40,21 +40,21 @@ class Found(NamedTuple):
     strides: tuple[int, ...] | None
 
 
-# Not the attribute of ctypes.pythonapi, whose types are everybody's.
+# A function of its own, as the argument types of ctypes.pythonapi's attribute are shared by all.
 _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
 
 
 def names_gpu(obj: Any) -> bool:
-    """Whether an object says by DLPack that it lies on a GPU."""
+    """True if an object says by DLPack that it lies on a GPU."""
     if not hasattr(obj, "__dlpack__") or not hasattr(obj, "__dlpack_device__"):
         return False
     return int(obj.__dlpack_device__()[0]) in _GPU
 
 
 def look(capsule: Any) -> Found:
-    """What a capsule holds. Raises TypeError or ValueError where that is no DLManagedTensor."""
+    """Reads a capsule. Raises TypeError or ValueError if it holds no DLManagedTensor."""
     tensor = _Tensor.from_address(_pointer_of(capsule, b"dltensor"))
     kind = _CODES.get(tensor.code)
     dtype = f"{kind}{tensor.bits}" if kind else f"of code {tensor.code}, {tensor.bits} bits"

@@ -1,9 +1,8 @@
-"""Every exception of ringcomm: one family, each also a builtin type that users already catch. And
-what words them: ``naming`` for the collectives within a call, ``warn_caller`` for warnings.
+"""Every exception of ringcomm: one family, each also a builtin type that users already catch. Also
+``naming``, which adds the user's call to the error of a collective, and ``warn_caller``.
 
-Invariants: an error names what happened, who is held responsible (rank, host, rail, lane), during
-which collective (seq) and after how long, and says what to do. Errors survive pickling, so they
-cross process pools whole.
+Invariants: an error names the event, the culprit (rank, host, rail, lane), the collective (seq) and
+the time, and tells the remedy. Errors survive pickling, so they cross process pools whole.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class RingcommError(RuntimeError):
     """Base of all errors of ringcomm.
 
     Attributes that do not apply are None:
-        rank: the rank held responsible.
+        rank: the rank that caused the error.
         host: that rank's host name.
         rail: index of the network port.
         lane: index of the connection on its link.
@@ -83,7 +82,7 @@ class MismatchError(RingcommError):
 
 class PeerLostError(RingcommError, ConnectionError):
     """A peer died, left or stopped answering; or a network port between two ranks failed: then rail
-    and lane say which, and rank is one of the two, or that whose port is known to be at fault."""
+    and lane name it, and rank is one of the two, the one at fault if that is known."""
 
 
 class CommTimeoutError(RingcommError, TimeoutError):
@@ -103,8 +102,8 @@ class ProtocolError(RingcommError):
 
 
 def did_you_mean(given: object, known: Iterable[str], prefix: str = "") -> str:
-    """ ": did you mean X?" with the known name, after ``prefix``, that is nearest to the one given;
-    empty where none is near."""
+    """Returns ": did you mean X?" with the known name nearest to the given one, after ``prefix``;
+    "" if none is near."""
     near = difflib.get_close_matches(str(given), list(known), 1)
     return f": did you mean {prefix}{near[0]}?" if near else ""
 
@@ -115,13 +114,13 @@ _named: weakref.WeakSet[RingcommError] = weakref.WeakSet()  # one may be raised 
 
 @contextlib.contextmanager
 def naming(call: str, told: str | None = None) -> Iterator[None]:
-    """Names the call that collectives are part of in the errors with which they fail: who reads
-    "allgather(u8[32])" knows then that it was "gather_state_dict() of HookState". Within another
-    one of this thread it does nothing, as the outermost call is the user's.
+    """Adds the name of the user's call to errors of the collectives within it: "allgather(u8[32])"
+    then reads as part of "gather_state_dict() of HookState". Nested uses on a thread do nothing,
+    as the outermost call is the user's.
 
     Args:
-        told: what other ranks are told that it is, if calls differ: one of rc_caller_name in the C
-            core. None: that of which the call's name begins with it.
+        told: name for other ranks, shown if calls differ: one of rc_caller_name in the C
+            core. None: the one with which the call's name begins.
     """
     if named() is not None:
         yield
@@ -140,13 +139,14 @@ def naming(call: str, told: str | None = None) -> Iterator[None]:
 
 
 def named() -> str | None:
-    """What other ranks are told of the call that this thread is in; None: of the user's own."""
+    """Returns the name, for other ranks, of the call that this thread is in; None outside of
+    ``naming``."""
     call: str | None = getattr(_naming, "call", None)
     return call
 
 
 def warn_caller(text: str) -> None:
-    """Warns of the line outside of ringcomm and torch that has led here."""
+    """Issues a warning at the line outside of ringcomm and torch that led here."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and _is_inside(frame.f_globals["__name__"]):
         level, frame = level + 1, frame.f_back
@@ -154,5 +154,6 @@ def warn_caller(text: str) -> None:
 
 
 def _is_inside(module: str) -> bool:
-    """contextlib calls what a context decorates, as ``naming`` does."""
+    """True for modules of ringcomm, torch and contextlib, which calls functions that ``naming``
+    decorates."""
     return module.partition(".")[0] in ("ringcomm", "torch", "contextlib")

@@ -1,21 +1,21 @@
-"""A rank's own state: what it has left, for the same rank of a world of the same size.
+"""A rank's own state: its residuals, for the same rank of a world of the same size.
 
-    state_dict()         this rank's own, as it is: nothing is sent, and training goes on to the bit
-    gather_state_dict()  what all ranks lack together, by a collective: the same on all, for a world
-                         of any size, in which training follows the same curve, not the same bits
+    state_dict()         this rank's own, exact state; nothing is sent; a restart has the same bits
+    gather_state_dict()  residuals of all ranks together, by a collective; the same on all ranks and
+                         for a world of any size; a restart has the same curve, not the same bits
     load_state_dict()    takes either
 
 An own state of residuals has these keys, of which a gathered one lacks the first:
 
     exact         {"world_size": 4, "rank": 1}: the place that it belongs to
-    worker        what is left of this rank's contributions: float32[count]
-    owner         what is left of the results that it makes, from element owner_start on: float32
+    worker        residual of this rank's contributions: float32[count]
+    owner         residual of the results that it makes, from element owner_start on: float32
 
 Another rank of as many may load it, as where only rank 0 has saved: what was that rank's own starts
 from zero then, with a warning. In a world of another size it is refused.
 
 Invariants: it holds tensors, strings and numbers only, so torch.load reads it with
-weights_only=True. What is refused changes nothing.
+weights_only=True. A state that is refused changes nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OPS = (None, "sum", "avg", "gather")
 
 @dataclasses.dataclass(frozen=True)
 class ExactState:
-    """One tensor's."""
+    """Exact state of one tensor's residuals."""
 
     worker: Floats
     owner: Floats
@@ -49,7 +49,7 @@ class ExactState:
     loss_scale: float
 
     def told(self, place: Place) -> dict[str, Any]:
-        """As it is kept."""
+        """Returns the dictionary to save."""
         return {
             "exact": dict(place),
             "op": self.op,
@@ -61,19 +61,19 @@ class ExactState:
 
 
 def is_exact(state: object) -> bool:
-    """Whether it is a rank's own, of a tensor or of several."""
+    """True for a rank's own state, of a tensor or of several."""
     return isinstance(state, Mapping) and "exact" in state
 
 
 def is_own(state: Mapping[str, Any], place: Place, name: str) -> bool:
-    """Whether a rank's own state is this rank's. Another's of a world of the same size gets a
-    warning.
+    """True if an exact state belongs to this rank; warns if it belongs to another rank of a world
+    of the same size.
 
     Args:
-        place: this rank's.
-        name: of what loads it, for messages.
+        place: place of this rank.
+        name: name of the object that loads it, for messages.
 
-    Raises ConfigError in a world of another size, or for a state that does not say whose it is.
+    Raises ConfigError in a world of another size, or for a state that names no rank.
     """
     there = state["exact"]
     if not isinstance(there, Mapping) or "world_size" not in there or "rank" not in there:
@@ -95,8 +95,8 @@ def is_own(state: Mapping[str, Any], place: Place, name: str) -> bool:
 
 
 def as_own(state: Mapping[str, Any], place: Place, name: str) -> Mapping[str, Any]:
-    """A rank's own state of a tensor or of several as this rank's: where it is another's, with no
-    residuals. Warns and raises as ``is_own``."""
+    """Returns an exact state as this rank's: unchanged, or without residuals if it is another
+    rank's. Warns and raises as ``is_own``."""
     if is_own(state, place, name):
         return state
     empty: Mapping[str, Any] = _emptied(state, place)
@@ -104,7 +104,8 @@ def as_own(state: Mapping[str, Any], place: Place, name: str) -> Mapping[str, An
 
 
 def _emptied(state: Any, place: Place) -> Any:
-    """What is no such state is left for ``read`` to refuse."""
+    """Returns a copy of a state without residuals, for this place; leaves an invalid state as it
+    is, for ``read`` to refuse."""
     if not isinstance(state, Mapping):
         return state
     empty = {**state, "exact": dict(place)}
@@ -118,7 +119,7 @@ def _emptied(state: Any, place: Place) -> Any:
 
 
 def without_exact(state_dict: Callable[P, R]) -> Callable[P, R]:
-    """A ``state_dict`` that says what has taken the place of ``exact=``."""
+    """Wraps a ``state_dict`` to refuse the removed argument ``exact=`` and name its replacement."""
 
     @functools.wraps(state_dict)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -133,7 +134,7 @@ def without_exact(state_dict: Callable[P, R]) -> Callable[P, R]:
 
 
 def read(state: Mapping[str, Any], place: Place, name: str) -> ExactState:
-    """What was kept of one tensor, which is of this place. Raises ConfigError for what is none."""
+    """Reads the saved state of one tensor for this place. Raises ConfigError if it is invalid."""
     wrong = ConfigError(f"{name}: this is no state_dict() of an ErrorFeedback")
     if state["exact"] != dict(place):
         raise wrong
@@ -149,7 +150,7 @@ def read(state: Mapping[str, Any], place: Place, name: str) -> ExactState:
 
 
 def as_callers(array: Floats) -> Any:
-    """A torch tensor where torch has been imported, else the array."""
+    """Converts an array to a torch tensor if torch has been imported; else returns it."""
     torch = storages.torch_of_caller()
     return array if torch is None else torch.from_numpy(array)
 
@@ -165,7 +166,7 @@ def _floats(value: object, wrong: ConfigError) -> Floats:
 
 
 def _told(place: Place) -> str:
-    """ "rank 1 of 4", and what else there is of it."""
+    """Formats a place as "rank 1 of 4", or "place 0 of 2 on host 1 of 4"."""
     text = f"rank {place['rank']} of {place['world_size']}"
     if "places" in place:
         text = f"place {place['place']} of {place['places']} on host {text.removeprefix('rank ')}"

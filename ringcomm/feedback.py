@@ -1,18 +1,19 @@
 """ErrorFeedback and FeedbackStore: residuals that outlive the job.
 
-Residuals differ from rank to rank, and how many there are depends on the number of ranks. Only what
-all results so far lack matters, though, and that is the mean (of sums: the sum) of what is left at
-the workers, and what is left at the owners. So a checkpoint holds
+Residuals differ from rank to rank, and their number depends on the number of ranks. But only the
+sum that all results so far lack matters: the mean (of sums: the sum) of the workers' residuals,
+and the owners' residuals. So a checkpoint holds
 
-    worker   the mean, or sum, over all ranks of what is left of their contributions: float32[count]
-    owner    what is left of the results, whichever rank has it:                      float32[count]
+    worker   mean, or sum, over all ranks of the residuals of their contributions: float32[count]
+    owner    residuals of the results, whichever rank has them:                    float32[count]
 
-whatever the world size (``gather_state_dict``). A restart gives each rank an equal share of the one
-(of a mean: the mean), and its part of the other. So what all results lack is the same, and the bits
-that follow may differ from those of the unbroken job. Each rank's own state has these (exact.py).
+whatever the world size (``gather_state_dict``). A restart gives each rank an equal share of worker
+(of a mean: the mean), and its part of owner. So the sum that all results lack is the same, and the
+bits of later results may differ from those of the unbroken job. Each rank's own, exact state keeps
+those (exact.py).
 
 Invariants: a state holds tensors, strings and numbers only, so torch.load reads it with
-weights_only=True. Nothing is changed by a load that raises.
+weights_only=True. A load that raises changes nothing.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from .exact import ExactState, Place, as_callers, as_own, is_exact, read, withou
 from .residuals import Floats, Residuals, require_scale
 
 _FORMAT = 1
-_MOST_ELEMENTS = 2 << 20  # of tensors that are saved by one all-reduce
+_MOST_ELEMENTS = 2 << 20  # elements of tensors that one all-reduce saves together
 
 
 class ErrorFeedback(Residuals):
-    """What lossy collectives have not delivered yet, added to what the same tensor sends next.
+    """Error feedback of one tensor: adds rounding errors of lossy collectives to its next call.
 
         feedback = ringcomm.ErrorFeedback()               # one for each tensor, kept over all steps
         for step in range(steps):
@@ -43,22 +44,22 @@ class ErrorFeedback(Residuals):
 
     A call changes it only if it succeeds, with a finite result. It takes two to two and a half
     times the memory of the tensor as float32, in host memory. The codec may change from call to
-    call; one of none, bf16 or fp16 delivers all that is left. It cannot be pickled or copied: see
+    call; none, bf16 or fp16 delivers all residuals. It cannot be pickled or copied: see
     ``state_dict``.
     """
 
     @without_exact
     def state_dict(self, comm: Communicator | None = None) -> dict[str, Any]:
-        """This rank's own residuals, with which the same rank of a world of the same size goes on
-        to the bit. Nothing is sent; each rank saves its own.
+        """Returns this rank's own residuals, with which the same rank of a world of the same size
+        continues bit by bit. Nothing is sent; each rank saves its own.
 
         Args:
             comm: the communicator on which it was used; None: the default one.
 
         Returns:
             ``worker``, float32[count], and ``owner``, float32, for the elements from
-            ``owner_start`` on (torch tensors where torch has been imported, else numpy arrays),
-            ``op``, ``loss_scale``, ``format``, and in ``exact`` whose it is.
+            ``owner_start`` on (torch tensors if torch has been imported, else numpy arrays),
+            ``op``, ``loss_scale``, ``format``, and in ``exact`` the rank it belongs to.
 
         Raises ConfigError while a collective in flight uses it.
         """
@@ -66,8 +67,8 @@ class ErrorFeedback(Residuals):
 
     @naming("gather_state_dict() of ErrorFeedback")
     def gather_state_dict(self, comm: Communicator | None = None) -> dict[str, Any]:
-        """What all ranks lack together, for a world of any size. A collective: all ranks call it,
-        and all get the same. It costs an all-reduce of two float32 per element.
+        """Returns the residuals of all ranks together, for a world of any size. A collective: all
+        ranks call it and get the same. It costs an all-reduce of two float32 per element.
 
         Args:
             comm: the communicator on which it was used; None: the default one.
@@ -78,22 +79,22 @@ class ErrorFeedback(Residuals):
 
         Raises:
             ConfigError: a collective in flight uses it, or an all-gather made it.
-            MismatchError: the ranks' are not of one size and op, or not all call it.
+            MismatchError: the ranks' residuals differ in size or op, or not all ranks call it.
             RingcommError: as ``allreduce``.
         """
         return _save([self], [""], _use(comm))[0]
 
     def load_state_dict(self, state: Mapping[str, Any], comm: Communicator | None = None) -> None:
-        """Goes on from what ``state_dict`` or ``gather_state_dict`` returned. Nothing is sent; each
+        """Restores a state of ``state_dict`` or ``gather_state_dict``. Nothing is sent; each
         rank loads its own, or all load the same.
 
         Args:
             comm: the communicator on which it is going to be used; None: the default one.
 
         Raises:
-            ConfigError: it is no such state, of another size, or in use; or a rank saved it for
-                itself in a world of another size. (If another rank of as many did, it starts from
-                zero, with a warning.)
+            ConfigError: the state is invalid, of another size, or a rank's own in a world of
+                another size; or the feedback is in use. (Another rank's own, of a world of this
+                size, is taken as zero, with a warning.)
         """
         comm = _use(comm)
         if is_exact(state):
@@ -118,10 +119,10 @@ class ErrorFeedback(Residuals):
 
 
 class FeedbackStore:
-    """ErrorFeedbacks by name: ``store["layer1.weight"]`` makes one where there is none yet.
+    """ErrorFeedbacks by name: ``store["layer1.weight"]`` makes one if there is none yet.
 
-    All ranks use the same names. After ``load_state_dict`` no new ones are made, so that what was
-    restored cannot lie unused under a name that has changed.
+    All ranks use the same names. After ``load_state_dict`` no new ones are made, so that restored
+    residuals cannot stay unused under a name that has changed.
     """
 
     def __init__(self) -> None:
@@ -130,7 +131,8 @@ class FeedbackStore:
         self._restored = False
 
     def __getitem__(self, name: str) -> ErrorFeedback:
-        """Raises ConfigError for a name that is no string, or not among those restored."""
+        """Returns the ErrorFeedback of a name, made if need be. Raises ConfigError for a name that
+        is no string, or is not among the restored ones."""
         found = self._items.get(name) if isinstance(name, str) else None
         if found is not None:
             return found
@@ -142,8 +144,8 @@ class FeedbackStore:
         return self.add(name)
 
     def add(self, name: str, count: int | None = None) -> ErrorFeedback:
-        """Makes the ErrorFeedback of a tensor of that many elements. Raises ConfigError if there is
-        one of that name, or the name is no string."""
+        """Makes the ErrorFeedback of a tensor of count elements. Raises ConfigError if the name
+        exists or is no string."""
         if not isinstance(name, str) or name in self._items:
             raise ConfigError(f"{name!r}: give a name, as a string, that the store does not have")
         made = ErrorFeedback(count)
@@ -163,8 +165,8 @@ class FeedbackStore:
 
     @property
     def loss_scale(self) -> float:
-        """The factor that is in all gradients. Setting another one rescales what is left; raises
-        ConfigError unless it is positive and finite, or while one is in use."""
+        """Factor that all gradients contain. Setting another one rescales all residuals; raises
+        ConfigError unless it is positive and finite, or while a feedback is in use."""
         return self._loss_scale
 
     @loss_scale.setter
@@ -175,7 +177,7 @@ class FeedbackStore:
             self._loss_scale = float(scale)
 
     def rescale(self, factor: float) -> None:
-        """ErrorFeedback.rescale of all."""
+        """Calls ErrorFeedback.rescale on all."""
         require_scale("factor", factor, least=0.0)
         self._each(lambda one: one.rescale(factor))
 
@@ -187,8 +189,8 @@ class FeedbackStore:
 
     @without_exact
     def state_dict(self, comm: Communicator | None = None) -> dict[str, Any]:
-        """ErrorFeedback.state_dict of all: ``tensors`` by name, ``loss_scale``, ``format``, and in
-        ``exact`` whose it is. Nothing is sent."""
+        """Returns ErrorFeedback.state_dict of all: ``tensors`` by name, ``loss_scale``, ``format``,
+        and in ``exact`` the rank it belongs to. Nothing is sent."""
         comm = _use(comm)
         return {
             **self._told({name: self._items[name].state_dict(comm) for name in self._names()}),
@@ -197,8 +199,8 @@ class FeedbackStore:
 
     @naming("gather_state_dict() of FeedbackStore")
     def gather_state_dict(self, comm: Communicator | None = None) -> dict[str, Any]:
-        """ErrorFeedback.gather_state_dict of all: ``tensors`` by name, ``loss_scale`` and
-        ``format``. A collective, and few: small tensors travel together."""
+        """Returns ErrorFeedback.gather_state_dict of all: ``tensors`` by name, ``loss_scale`` and
+        ``format``. A collective; small tensors share all-reduces."""
         names = self._names()
         saved = _save([self._items[name] for name in names], names, _use(comm))
         return self._told(dict(zip(names, saved, strict=True)))
@@ -212,18 +214,17 @@ class FeedbackStore:
     def load_state_dict(
         self, state: Mapping[str, Any], comm: Communicator | None = None, *, strict: bool = True
     ) -> None:
-        """Goes on from what ``state_dict`` or ``gather_state_dict`` returned, as
+        """Restores a state of ``state_dict`` or ``gather_state_dict``, as
         ErrorFeedback.load_state_dict does.
 
         Args:
-            strict: names must be the same where the store has any, and no new ones are made from
-                now on. False: what is not in the state starts from zero, what is not in the store
-                is left out, unless that is empty.
+            strict: names must be the same if the store has any, and no new ones are made from
+                now on. False: names missing in the state start from zero, names missing in the
+                store are left out, unless it is empty.
 
         Raises:
-            ConfigError: it is no such state, or of another model; says which names are missing,
-                unexpected, or of another size. Or a rank saved it for itself in a world of another
-                size.
+            ConfigError: the state is invalid, or of another model; names the missing, unexpected
+                or differently sized tensors. Or it is a rank's own of a world of another size.
         """
         if not isinstance(state, Mapping) or not isinstance(state.get("tensors"), Mapping):
             raise ConfigError("this is no state of a FeedbackStore: it has no 'tensors'")
@@ -273,7 +274,7 @@ class FeedbackStore:
 
 
 class _State:
-    """A checked state of one tensor."""
+    """Checked state of one tensor, for a world of any size."""
 
     def __init__(self, worker: Floats, owner: Floats, op: str | None, loss_scale: float) -> None:
         self.worker, self.owner, self.op, self.loss_scale = worker, owner, op, loss_scale
@@ -379,7 +380,8 @@ def _groups(items: Sequence[ErrorFeedback]) -> Iterator[list[ErrorFeedback]]:
 def _gathered(
     group: Sequence[ErrorFeedback], comm: Communicator
 ) -> tuple[list[Floats], list[Floats]]:
-    """(worker residuals joined as the op does, owner residuals) of each, by one all-reduce."""
+    """Sums or averages worker residuals, as the op does, and sums owner residuals, by one
+    all-reduce; returns both lists."""
     counts = [one.count or 0 for one in group]
     both = np.zeros((2, sum(counts)), np.float32)
     ends = np.cumsum(counts)
@@ -403,8 +405,10 @@ def _share(divides: bool, comm: Communicator) -> np.float32:
 
 
 def _own_part(count: int, comm: Communicator) -> tuple[int, int]:
-    """Where the result of an all-reduce of so many elements is this rank's own: start and stop.
-    (What does not fit the next one is added to the worker's residuals.)"""
+    """Returns start and stop of the elements of an all-reduce whose results this rank makes.
+
+    (If a later call divides the elements otherwise, the core adds owner residuals that no longer
+    fit to the worker's.)"""
     size = -(-count // comm.world_size)
     size += -size % BLOCK
     return min(comm.rank * size, count), min((comm.rank + 1) * size, count)

@@ -1,10 +1,10 @@
-"""Many tensors in few all-reduces: what allreduce_many does.
+"""Fusion of many tensors into few all-reduces, for allreduce_many.
 
 A small tensor costs its hops, hardly its bytes; hundreds of them, one after the other, cost
 hundreds of times as much. So the small ones of a dtype are copied into one buffer, reduced there,
-and copied back. Large ones go by themselves, in place: a copy would cost them more than it saves.
+and copied back. Large ones are reduced alone, in place: a copy would cost more than it saves.
 
-Invariants: which tensors travel together depends on their order, dtypes and sizes alone, which are
+Invariants: the grouping depends on the order, dtypes and sizes of the tensors alone, which are
 the same on all ranks. Everything is checked before anything is sent.
 """
 
@@ -29,8 +29,8 @@ from .work import Work
 if TYPE_CHECKING:
     from .collectives import Collectives
 
-SMALL_BYTES = 256 << 10  # tensors below this travel together
-MOST_BYTES = 16 << 20  # in one buffer
+SMALL_BYTES = 256 << 10  # tensors below this share a buffer
+MOST_BYTES = 16 << 20  # most bytes of one buffer
 
 
 class Works:
@@ -64,7 +64,7 @@ class Works:
         return all(work.done() for work in self._works)
 
     def exception(self) -> RingcommError | None:
-        """The first failure, or None if there is none (yet). Never waits."""
+        """Returns the first failure, or None if there is none (yet). Never waits."""
         return next((error for work in self._works if (error := work.exception())), None)
 
 
@@ -78,7 +78,7 @@ def allreduce_many(
     async_op: bool,
     timeout: float | None,
 ) -> Any:
-    """Communicator.allreduce_many."""
+    """Implements Communicator.allreduce_many."""
     given = list(tensors)
     views = [view(tensor, writable=True) for tensor in given]
     common_device(views)
@@ -114,7 +114,8 @@ def allreduce_many(
 
 
 def listed(tensors: Any) -> list[Any]:
-    """The tensors. Raises TensorError for one, and for what holds none."""
+    """Returns the tensors as a list. Raises TensorError for a single tensor, a mapping, and
+    objects that are no list of tensors."""
     single = isinstance(tensors, np.generic) or any(
         hasattr(tensors, name)
         for name in ("__array_interface__", "__cuda_array_interface__", "__dlpack__")
@@ -136,7 +137,8 @@ def listed(tensors: Any) -> list[Any]:
 def _require_one_each(
     codec: Codec, feedback: Sequence[Residuals], views: Sequence[View]
 ) -> Sequence[Residuals]:
-    """One feedback for each tensor, of its size and free; nothing has been sent so far."""
+    """Returns feedback if it has one ErrorFeedback for each tensor, of its size and not in use;
+    else raises ConfigError, before anything was sent."""
     if not isinstance(feedback, Sequence) or len(feedback) != len(views):
         hint = ""
         if type(feedback).__name__ == "FeedbackStore":
@@ -167,7 +169,7 @@ def _require_distinct(views: Sequence[View]) -> None:
 
 
 def _batches(views: Sequence[View]) -> list[list[View]]:
-    """In order of each batch's first tensor."""
+    """Divides views into batches to be reduced together, in order of each batch's first tensor."""
     batches: list[list[View]] = []
     filling: dict[str, tuple[list[View], int]] = {}
     for one in views:
@@ -184,8 +186,8 @@ def _batches(views: Sequence[View]) -> list[list[View]]:
 
 
 def _pack(batch: list[View], align: int) -> View:
-    """A batch as one tensor, whose ``finish`` brings the results back. Each begins at a multiple of
-    ``align`` elements, with zeros before it, so that none shares a codec's block with another."""
+    """Packs a batch into one tensor, whose ``finish`` copies the results back. Each part begins at
+    a multiple of ``align`` elements, with zeros before it, so that no two share a codec's block."""
     if len(batch) == 1:
         return batch[0]
     if isinstance(batch[0], DeviceView):

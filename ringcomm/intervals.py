@@ -8,7 +8,7 @@ Interval = tuple[float, float]
 
 
 def covered(intervals: Iterable[Interval], until: float) -> float:
-    """Length of the intervals' union, up to a moment."""
+    """Returns the length of the intervals' union, up to a moment."""
     length, reached = 0.0, float("-inf")
     for begin, end in sorted(intervals):
         end = min(end, until)

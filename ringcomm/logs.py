@@ -1,9 +1,9 @@
-"""RINGCOMM_LOG: what the logger "ringcomm" tells, for who has not set up logging otherwise.
+"""RINGCOMM_LOG: sets up the logger "ringcomm" for programs that do not configure logging.
 
     RINGCOMM_LOG=info     rank 0's summary of the job, then a line for each event: a port left out,
                           a peer lost, a mismatch, a timeout, a split, a close
 
-Invariants: without the variable nothing of ``logging`` is changed. A handler is added only where
+Invariants: without the variable nothing of ``logging`` is changed. A handler is added only if
 neither the logger nor any above it has one.
 """
 
@@ -21,7 +21,7 @@ _FORMAT = "%(asctime)s ringcomm[%(process)d] %(levelname)s: %(message)s"
 
 
 def set_up(env: Mapping[str, str]) -> None:
-    """Does what RINGCOMM_LOG says. Raises ConfigError where that is no level."""
+    """Sets the level that RINGCOMM_LOG names. Raises ConfigError if it is no level."""
     asked = env.get(VARIABLE, "").strip().lower()
     if not asked:
         return

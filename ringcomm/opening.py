@@ -1,6 +1,6 @@
-"""From a mesh of connected sockets to a communicator of the core that is open for work.
+"""Makes a started communicator of the core from a mesh of connected sockets.
 
-Invariant: whatever happens, every descriptor of the mesh is either the core's or still in the mesh,
+Invariant: at any time every descriptor of the mesh is either the core's or still in the mesh,
 for the caller to close.
 """
 
@@ -14,7 +14,7 @@ from ._native import OK, error_class, ffi, lib
 from .bootstrap.mesh import Mesh
 from .config import ALGORITHMS, Config
 
-_SPIN_US = 50  # two scheduler delays, which are what a spin saves
+_SPIN_US = 50  # two scheduler delays, which a spin saves
 _CROWDED_SPIN_US = 500  # some turns of the other ranks on the same core
 _SEGMENT = 256 << 10
 _ONE_HOST_SEGMENT = 1 << 20
@@ -23,7 +23,7 @@ _ONE_THREAD = 1.5e9
 
 
 def open_handle(mesh: Mesh, config: Config, epoch: int, engine: Any) -> Any:
-    """A started rc_comm of that engine. Raises RingcommError."""
+    """Makes and starts an rc_comm of that engine. Raises RingcommError."""
     settings = ffi.new("rc_comm_config *")
     lib.rc_comm_config_init(settings)
     settings.rank = mesh.rank
@@ -64,8 +64,8 @@ def open_handle(mesh: Mesh, config: Config, epoch: int, engine: Any) -> Any:
 
 
 def choose_threads(mesh: Mesh, cores: int) -> int:
-    """2 where the ports, as far as their speed is known, outrun one thread, and each rank on this
-    machine can have two of its cores; the ranks of a host share its ports."""
+    """Returns 2 if the ports, as far as their speed is known, outrun one thread, and each rank on
+    this machine can have two of its cores; else 1. The ranks of a host share its ports."""
     to_peer: dict[int, float] = {}
     for lane in mesh.lanes:
         to_peer[lane.peer] = to_peer.get(lane.peer, 0.0) + lane.bytes_per_s
@@ -74,6 +74,6 @@ def choose_threads(mesh: Mesh, cores: int) -> int:
 
 
 def check(result: int, what: str) -> None:
-    """Raises what an rc_result other than RC_OK stands for."""
+    """Raises the error of an rc_result other than RC_OK."""
     if result != OK:
         raise error_class(result)(f"cannot {what} the communicator: {_native.result_name(result)}")

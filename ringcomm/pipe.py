@@ -1,11 +1,12 @@
 """Collectives of GPU tensors: the Python face of the core's pipe, and the Work of each flight.
 
-A communicator has one pipe, made with the first GPU tensor, and with it the GPU that it is for. A
-thread of Python hears from it what is over and what has landed.
+A communicator has one pipe, made with the first GPU tensor, for that tensor's GPU. A thread of
+Python takes from it the flights that are over (the collective ended) and that have landed (the
+copies to the GPU ended, too).
 
-Invariants: a flight's tensors are kept until no copy can touch them, whoever has dropped the Work.
-When ``wait`` returns, the caller's stream goes on behind the result, and the copies to the GPU may
-still be on their way; where ``done`` is True, they are over.
+Invariants: a flight's tensors are kept until no copy can touch them, even if the Work is dropped.
+When ``wait`` returns, the caller's stream waits for the result, and the copies to the GPU may
+still be under way; when ``done`` is True, they are over.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ if TYPE_CHECKING:
 CALLBACK_THREAD = "ringcomm-gpu"
 ARENA_BYTES = 256 << 20
 _log = logging.getLogger("ringcomm")
-_told: set[int] = set()  # GPUs whose lack of kernels was said
+_told: set[int] = set()  # GPUs whose lack of kernels was logged
 
 
 class DeviceWork(Work):
-    """A collective of GPU tensors in flight. Differs from a Work in when it is over:
+    """A collective of GPU tensors in flight. Differs from a Work in the time at which it is over:
 
-    ``wait`` returns when the result is on its way to the GPU, and the current stream goes on behind
-    it (where none is known, when it is there). ``done`` and a callback of ``on_done`` tell that it
-    is there, for every stream and for the host.
+    ``wait`` returns once the copy of the result to the GPU has begun, and makes the current stream
+    wait for it (without a known stream it returns after the copy). ``done`` is True, and a callback
+    of ``on_done`` is called, after the copy: every stream and the host may use the result then.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class DeviceWork(Work):
         free(self._slot[0])
 
     def wait(self, timeout: float | None = None, stream: Any = None) -> Any:
-        """As Work.wait. ``stream``: what goes on behind the result; None: the current stream."""
+        """Waits as Work.wait. ``stream``: is made to wait for the result; None: the current one."""
         with contextlib.nullcontext() if stream is None else cuda.stream(stream):
             return super().wait(timeout)
 
@@ -77,7 +78,7 @@ class DeviceWork(Work):
         return True
 
     def exception(self) -> RingcommError | None:
-        """As Work.exception; a failure is told before the tensors are let go of."""
+        """Returns the failure as Work.exception, even before the tensors are released."""
         result = self._poll(0)
         if self._error is None and result not in (OK, AGAIN):
             return self._make_error(result)
@@ -96,36 +97,36 @@ class DeviceWork(Work):
 
     @property
     def holds_feedback(self) -> bool:
-        """Whether the core has its feedback, or is going to have it."""
+        """True while the core has its feedback, or is going to have it."""
         return not self._finished and self._poll(0) == AGAIN
 
     @property
     def root(self) -> int:
-        """As Work.root."""
+        """Root as of Work.root."""
         return int(lib.rc_flight_root(self._slot[0]))
 
     @property
     def seq(self) -> int:
-        """As Work.seq; 0 before its turn has come."""
+        """Number as of Work.seq; 0 before the core has the call."""
         return int(lib.rc_flight_seq(self._slot[0]))
 
     @property
     def elapsed(self) -> float:
-        """As Work.elapsed, of the core's part."""
+        """Seconds as of Work.elapsed, of the core's part."""
         return float(lib.rc_flight_elapsed(self._slot[0]))
 
-    # ---- for the pipe's thread ----
+    # ---- called by the pipe's thread ----
 
     def over(self) -> None:
-        """Calls those that wanted to know that it is over."""
+        """Runs the callbacks of call_back(): the collective is over."""
         with self._lock:
             callbacks, self._callbacks = self._callbacks or (), ()
         for callback in callbacks:
             callback(self)
 
     def landed(self) -> None:
-        """Lets go of the tensors and calls who wanted to know of that."""
-        self.over()  # who asked when it was too late for a notice
+        """Releases the tensors and runs the callback of on_done: the result is on the GPU."""
+        self.over()  # callbacks that were registered after over() was called
         self._finish(self._poll(0))
         callback, self._on_landing = self._on_landing, None
         if callback is not None:
@@ -138,7 +139,7 @@ class DeviceWork(Work):
         return int(lib.rc_flight_wait(handle, timeout_ms)) if handle else AGAIN
 
     def _settle(self, result: int) -> Any:
-        """The flight is over: raises its error, or has the stream go on behind it."""
+        """Raises the error of a flight that is over, or makes the streams wait for its result."""
         if result != OK:
             raise self._make_error(result) if self._error is None else self._error
         streams = streams_of(self._held)
@@ -156,7 +157,7 @@ class DeviceWork(Work):
         return self._result
 
     def _scatter_back(self) -> RingcommError | None:
-        return None  # the pipe has
+        return None  # the pipe has done it
 
     def _fetch_error(self, error: Any) -> None:
         lib.rc_flight_error(self._slot[0], error)
@@ -166,7 +167,7 @@ class DeviceWork(Work):
 
 
 class Pipe:
-    """One communicator's pipe to one GPU.
+    """Pipe of a communicator to one GPU.
 
     Attributes:
         device: the GPU's number.
@@ -211,26 +212,26 @@ class Pipe:
         return code, error
 
     def drain(self) -> None:
-        """Waits until all flights so far have reached the core, so that what is submitted to it
-        next comes after them on all ranks."""
+        """Waits until all flights so far have reached the core, so that the next call submitted to
+        the core comes after them on all ranks."""
         while lib.rc_pipe_drain(self._handle, SLICE_MS) == AGAIN:
             pass
 
     @property
     def stream(self) -> int:
-        """Handle of the stream that brings results to the GPU: what follows it follows all that is
-        over."""
+        """Handle of the stream that copies results to the GPU: work behind it runs after the copies
+        of all flights that are over."""
         return int(lib.rc_pipe_stream(self._handle))
 
     def stop(self) -> None:
-        """Ends all flights. After rc_comm_close, before rc_comm_free."""
+        """Ends all flights. Call it after rc_comm_close and before rc_comm_free."""
         lib.rc_pipe_stop(self._handle)
         self._callers.stop(lambda: None)
 
-    # ---- what its callers take from (callers.Source) ----
+    # ---- callers.Source ----
 
     def take(self, timeout_ms: int) -> Callable[[], None] | None:
-        """What tells the next flight that it is over, or has landed."""
+        """Waits for the next flight that is over or has landed; returns the method to call."""
         out, landed = ffi.new("rc_flight **"), ffi.new("int *")
         if lib.rc_pipe_take(self._handle, timeout_ms, out, landed) != OK:
             return None
@@ -241,11 +242,11 @@ class Pipe:
         return work.landed if landed[0] else work.over
 
     def interrupt(self) -> None:
-        """Nothing waits for a pipe that is stopped."""
+        """Does nothing: rc_pipe_stop ends a ``take``."""
 
 
 def _one_stream(work: DeviceWork) -> int:
-    """The stream that the work's call follows. Raises TensorError."""
+    """Returns the stream that the work's call follows. Raises TensorError if there are several."""
     streams = [stream for stream in streams_of(work._held) if stream != cuda.NO_STREAM]
     if len(streams) > 1:
         raise TensorError(
@@ -264,9 +265,9 @@ def _make_pipe(comm: Any, device: int, kernels: bytes) -> Any:
 
 
 def _images() -> list[bytes]:
-    """What makes packed tensors on the GPU: machine code of the same, if the build had an nvcc and
-    the driver is the one that this is for, which may still be too old for it or have another GPU;
-    and last PTX, which any driver compiles."""
+    """Returns the kernels that pack tensors on the GPU: machine code, if the build had an nvcc and
+    the usual driver is used, which may still be too old for it or have another GPU; and last PTX,
+    which any driver compiles."""
     folder = resources.files(__package__)
     ptx, digest = _ptx()
     code = folder.joinpath(f"kernels-{digest}.fatbin")
@@ -276,7 +277,7 @@ def _images() -> list[bytes]:
 
 @functools.cache
 def _ptx() -> tuple[bytes, str]:
-    """The text, and what setup.py names machine code of it by."""
+    """Returns the PTX text and its digest, by which setup.py names the machine code."""
     ptx = resources.files(__package__).joinpath("kernels.ptx").read_bytes()
     return ptx, hashlib.sha256(ptx).hexdigest()[:16]
 

@@ -1,17 +1,17 @@
-"""What a lossy collective has not delivered yet: the memory of error feedback, on one rank.
+"""Residuals: rounding errors that lossy collectives have not delivered yet, on one rank.
 
-A codec of few bits rounds away a good part of what it is given. Error feedback keeps that part and
-adds it to what the same tensor sends next time, so that over many calls nothing is lost: the sum of
-all results is the sum of all exact ones, less what is left at the end.
+A codec of few bits rounds away a good part of its input. Error feedback keeps that part and
+adds it to the same tensor's next call, so that over many calls nothing is lost: the sum of
+all results is the sum of all exact ones, less the residuals at the end.
 
-    worker    what is left of this rank's contributions: float32, one for each element
-    owner     what is left of the part of the results that this rank makes for all (none where
+    worker    residual of this rank's contributions: float32, one for each element
+    owner     residual of the part of the results that this rank makes for all (none where
               there are two ranks): float32
 
 The numbers are in units of the tensor (owner: of the result), so they change with a loss scale.
 
-Invariants: the core owns the memory (rc_feedback), which is the host's, and changes it only when a
-collective has succeeded everywhere with finite values. One work at a time uses it; while that does,
+Invariants: the core owns the memory (rc_feedback), which is host memory, and changes it only when a
+collective has succeeded everywhere with finite values. One work at a time uses it; meanwhile
 nothing here reads or changes it.
 """
 
@@ -31,14 +31,14 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Residuals:
-    """The residuals of one tensor on this rank; ``ringcomm.ErrorFeedback`` is the public class.
+    """Residuals of one tensor on this rank; ``ringcomm.ErrorFeedback`` is the public class.
 
     Args:
-        count: elements of the tensor (of a reduce-scatter: that are given); None: as many as the
+        count: elements of the tensor (of a reduce-scatter: of its input); None: as many as the
             first call has.
 
     Attributes:
-        name: what messages call it.
+        name: its name in messages.
 
     Raises ConfigError for a count that is no positive integer or 0.
     """
@@ -63,16 +63,16 @@ class Residuals:
         size = "of any size" if self._count is None else f"of {self._count} elements"
         return f"<ringcomm.{type(self).__name__} {size}>"
 
-    # ---- what it holds ----
+    # ---- contents ----
 
     @property
     def count(self) -> int | None:
-        """Elements of the tensor; None before the first call."""
+        """Number of elements of the tensor; None before the first call."""
         return self._count
 
     @property
     def worker(self) -> Floats:
-        """A copy of what is left of this rank's contributions: float32[count]."""
+        """Copy of the residual of this rank's contributions: float32[count]."""
         self.require_idle()
         if self._count is None:
             return np.zeros(0, np.float32)
@@ -80,7 +80,7 @@ class Residuals:
 
     @property
     def owner(self) -> Floats:
-        """A copy of what is left of the results that this rank makes: float32, for the elements
+        """Copy of the residual of the results that this rank makes: float32, for the elements
         from ``owner_start`` on; empty if there is none."""
         return self._owner()[1]
 
@@ -101,8 +101,8 @@ class Residuals:
 
     @property
     def loss_scale(self) -> float:
-        """The factor that is in the gradients. Setting another one rescales what is left, so that
-        the next call adds it in its units. Raises ConfigError unless it is positive and finite."""
+        """Factor that the gradients contain. Setting another one rescales the residuals to the
+        units of the next call. Raises ConfigError unless it is positive and finite."""
         return self._loss_scale
 
     @loss_scale.setter
@@ -113,8 +113,8 @@ class Residuals:
             self._loss_scale = float(scale)
 
     def rescale(self, factor: float) -> None:
-        """Multiplies what is left by a positive, finite factor: where the tensor changes its units,
-        as by a loss scale, or to let go of some of it. (0 lets go of all.)
+        """Multiplies the residuals by a positive, finite factor: for a tensor that changes its
+        units, as by a loss scale, or to forget a part of them. (0 forgets all.)
 
         Raises ConfigError for another factor, or while a collective uses it.
         """
@@ -124,14 +124,14 @@ class Residuals:
             lib.rc_feedback_rescale(self._handle, float(factor))
 
     def undo(self) -> None:
-        """Makes what is left what it was before the last call that used it, for who drops that
-        call's result. Does nothing if that call left nothing or changed nothing, or after a load
-        or a rescale. Raises ConfigError while a collective uses it."""
+        """Restores the residuals from before the last call that used them, for callers that drop
+        its result. Does nothing if that call made them zero or did not change them, or after a
+        load or a rescale. Raises ConfigError while a collective uses it."""
         self.require_idle()
         if self._count is not None:
             lib.rc_feedback_undo(self._handle)
 
-    # ---- for the calls that use it ----
+    # ---- called by collectives ----
 
     def require_idle(self) -> None:
         """Raises ConfigError while a collective in flight uses it."""
@@ -145,8 +145,8 @@ class Residuals:
             )
 
     def require_size(self, count: int) -> None:
-        """Makes it of that many elements where it has no size yet. Raises ConfigError where it has
-        another."""
+        """Sets the number of elements if there is none yet. Raises ConfigError if it is another
+        one."""
         if self._count is None:
             self._allocate(count)
         if self._count != count:
@@ -156,16 +156,16 @@ class Residuals:
             )
 
     def require_fit(self, call: str, dtype: str, count: int, op: str) -> Any:
-        """The core's handle for a call of that many elements.
+        """Returns the core's handle for a call of count elements.
 
         Args:
             call: the name of the call, for messages.
-            op: "sum" or "avg"; "gather" of an all-gather, where what is left belongs to this rank's
+            op: "sum" or "avg"; "gather" of an all-gather, whose residuals belong to this rank's
                 tensor alone.
 
         Raises:
             TensorError: a dtype without feedback.
-            ConfigError: it is in use, of another size, or what is left was made by another op.
+            ConfigError: it is in use, of another size, or has residuals of another op.
         """
         if dtype not in ("f32", "f64"):
             raise TensorError(
@@ -182,11 +182,11 @@ class Residuals:
         return self._handle
 
     def hold(self, work: Any) -> None:
-        """A work, which keeps it alive, uses it from now on."""
+        """Notes the work that uses it from now on, and that keeps it alive."""
         self._work = weakref.ref(work)
 
     def load(self, worker: Floats, owner: Floats, start: int) -> None:
-        """Takes over residuals: worker for all elements, owner for those from start on."""
+        """Replaces the residuals: worker for all elements, owner for those from start on."""
         self.require_idle()
         if self._count is None:
             self._allocate(len(worker))

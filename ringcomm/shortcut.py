@@ -1,18 +1,18 @@
 """The short way for the commonest calls: an all-reduce or a broadcast of a dense tensor, in place,
 and a barrier.
 
-What the long way makes for each call (a View, a Work, the checks of all arguments) takes longer
+The long way makes a View and a Work for each call and checks all arguments, which takes longer
 than a small message takes over the wire: 15 us against 3. Here the call is prepared once for each
-dtype and kind of call, the memory is asked for directly, the core submits and waits in one call,
-and there is a Work only where that takes long or is interrupted.
+dtype and kind of call, the memory is found directly, the core submits and waits in one call,
+and a Work is made only if that takes long or is interrupted.
 
-It takes no lock of the communicator, which could not be held while it waits. Instead it says that
-it is inside before it reads the handle, and close(), which takes the handle away first, frees it
-when no other thread is.
+No lock of the communicator is held while a call waits. Instead the call registers in ``_inside``
+before it reads the handle, and close() clears the handle, waits until no other thread is
+registered, then frees it.
 
-Invariants: what is not plainly this case, and what the core refuses, is left to the long way with
-nothing submitted, so that it alone words the errors. What was submitted and is not over when an
-exception leaves is held by a Work of the communicator.
+Invariants: all other calls, and calls that the core refuses, are left to the long way with
+nothing submitted, so that it alone words the errors. A call that was submitted and is not over when
+an exception leaves is held by a Work of the communicator.
 """
 
 from __future__ import annotations
@@ -38,38 +38,38 @@ _SLOT = ffi.typeof("rc_work **")
 _ALLREDUCE, _BROADCAST, _BARRIER = lib.RC_ALLREDUCE, lib.RC_BROADCAST, lib.RC_BARRIER
 
 Kind = tuple[int, str, str | None, int]
-"""A collective, its op, compression and root."""
+"""Kind of a call: collective, op, compression, root."""
 Plain = tuple[Any, Any, int, Any]
-"""A dtype object, a pointer, a count of elements, and what keeps the memory valid."""
+"""Memory of a tensor: dtype object, pointer, count of elements, and the object that keeps it."""
 
 _NO_MEMORY: Plain = (None, ffi.NULL, 0, None)
 
 
 def plain_memory(obj: Any) -> Plain | None:
-    """What a View of the commonest tensors comes down to: numpy's or torch's own class, dense, on
-    the CPU, and writable.
+    """Finds the memory of the commonest tensors: of numpy's or torch's own class, dense, on the
+    CPU, and writable.
 
     Returns:
-        Its dtype object (of any dtype), a pointer to its memory, its count of elements, and what
-        keeps that memory valid whatever becomes of the tensor: for torch its storage, as
-        ``tensor.data = other`` gives the tensor another one. None for any other object.
+        Its dtype object (of any dtype), a pointer to its memory, its count of elements, and the
+        object that keeps that memory valid: for torch the storage, as ``tensor.data = other``
+        gives the tensor another one. None for any other object.
     """
     kind = type(obj)
     if kind is np.ndarray:
         if not obj.flags.carray:
             return None
         try:
-            address = _from_buffer(obj)  # which keeps the array
-        except (TypeError, ValueError, BufferError):  # a dtype that the buffer protocol has not
+            address = _from_buffer(obj)  # it keeps the array alive
+        except (TypeError, ValueError, BufferError):  # a dtype that the buffer protocol lacks
             return None
         return obj.dtype, address, obj.size, address
     torch: Any = sys.modules.get("torch")
-    if kind is not getattr(torch, "Tensor", None):  # which a module in its import may not have yet
+    if kind is not getattr(torch, "Tensor", None):  # missing while torch is being imported
         return None
     strided = obj.is_cpu and obj.layout is torch.strided and not obj.is_nested
     if not strided or not obj.is_contiguous() or obj.is_neg():
         return None
-    if obj.requires_grad and torch.is_grad_enabled():  # the long way knows who may change it
+    if obj.requires_grad and torch.is_grad_enabled():  # the long way checks autograd
         return None
     return obj.dtype, _cast(_VOID, obj.data_ptr()), obj.numel(), obj.untyped_storage()
 
@@ -78,7 +78,7 @@ class Memory:
     """The whole memory of a plain tensor, held for a Work.
 
     Args:
-        keep: what plain_memory returned: a storage of torch, or a buffer of cffi.
+        keep: object that plain_memory returned last: a storage of torch, or a buffer of cffi.
     """
 
     __slots__ = ("_base", "_keep")
@@ -92,32 +92,32 @@ class Memory:
         return int(keep.data_ptr() if hasattr(keep, "data_ptr") else _cast("uintptr_t", keep))
 
     def finish(self) -> None:
-        """Raises ValueError if the storage was moved while the core wrote to where it was."""
+        """Raises ValueError if the storage was moved while the core wrote to its old memory."""
         if self._start() != self._base:
             raise ValueError("its storage was resized in flight")
 
     def overlaps(self, start: int, stop: int) -> bool:
-        """Whether any of it lies from address start to stop."""
+        """True if any of it lies from address start to stop."""
         keep = self._keep
         nbytes = keep.nbytes() if hasattr(keep, "nbytes") else len(_buffer(keep))
         return start < self._base + nbytes and self._base < stop
 
 
 class Shortcut:
-    """The short way of one communicator."""
+    """Short way of one communicator."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
         # By dtype and kind: an rc_call, and its name with "{}" for the count of elements.
         self._templates: dict[tuple[Any, Kind], tuple[Any, str]] = {}
-        self._slots: list[Any] = []  # that no call uses, all NULL
+        self._slots: list[Any] = []  # unused slots, all NULL
 
     def allreduce(self, tensor: Any, op: str, compression: str | None) -> bool:
         """All-reduces the tensor in place.
 
         Returns:
-            True when that is done. False where this is another case or was refused: nothing was
-            submitted then, and the long way says why.
+            True once it is done. False for any other case and for a refused call: nothing was
+            submitted then, and the long way raises the error.
 
         Raises:
             TensorError, ConfigError: as the long way does.
@@ -126,13 +126,13 @@ class Shortcut:
         return self._run(tensor, plain_memory(tensor), (_ALLREDUCE, op, compression, 0))
 
     def broadcast(self, tensor: Any, root: int) -> bool:
-        """The same of a broadcast of root's tensor, which is writable there, too."""
+        """Broadcasts root's tensor, writable on all ranks; otherwise like allreduce()."""
         if type(root) is not int:  # True and 1.0 are equal to 1
             return False
         return self._run(tensor, plain_memory(tensor), (_BROADCAST, "sum", None, root))
 
     def barrier(self) -> bool:
-        """The same of a barrier."""
+        """Waits for all ranks; otherwise like allreduce()."""
         return self._run(None, _NO_MEMORY, (_BARRIER, "sum", None, 0))
 
     def _run(self, tensor: Any, memory: Plain | None, kind: Kind) -> bool:
@@ -142,7 +142,7 @@ class Shortcut:
         dtype, address, count, keep = memory
         try:
             known = self._templates.get((dtype, kind))
-        except TypeError:  # not hashable, so neither is a name
+        except TypeError:  # an op or compression that is not hashable, and so no name
             return False
         call = (known or self._remember(tensor, dtype, kind))[0]
         if comm._pipe is not None:
@@ -152,14 +152,14 @@ class Shortcut:
         except IndexError:
             slot = ffi.new(_SLOT)
         try:
-            # Before the handle is read: close() waits for who is inside. No signal handler, which
-            # may close, runs between the reading and C.
+            # Registered before the handle is read, as close() waits for registered calls. No signal
+            # handler, which may close, runs between the reading and C.
             comm._inside[slot] = get_ident(), keep
             handle = comm._handle
             if handle is None:
                 return False
             result = lib.rc_run(handle, call, count, address, SLICE_MS, slot)
-        finally:  # after an interrupt, too, the core goes on with the tensor
+        finally:  # after an interrupt, too, the core still uses the tensor
             work = self._make_work(slot, tensor, memory, kind) if slot[0] else None
             comm._inside.pop(slot, None)
         if work is not None:
@@ -170,10 +170,10 @@ class Shortcut:
         return bool(result == OK)
 
     def submit(self, tensor: Any, op: str, compression: str | None) -> Work | None:
-        """An all-reduce without waiting, for a torch tensor.
+        """Submits an all-reduce of a torch tensor without waiting.
 
         Returns:
-            The Work; None where this is another case or was refused, as ``allreduce`` has it.
+            The Work; None for any other case and for a refused call, as in ``allreduce``.
         """
         comm = self._comm
         memory = plain_memory(tensor)
@@ -191,7 +191,7 @@ class Shortcut:
             comm._pipe.drain()
         with comm._lock:
             handle = comm._handle
-            try:  # held before the core has it: an interrupt must not lose what it has borrowed
+            try:  # held before the core has it: an interrupt must not free borrowed memory
                 comm._in_flight[id(work)] = work
                 if handle is not None:
                     lib.rc_submit(handle, call, work._slot, ffi.NULL)
@@ -221,7 +221,7 @@ class Shortcut:
             False,
             False,
         )
-        call.caller = 0  # later ones are part of other calls, or of none
+        call.caller = 0  # later calls by this template are part of other calls, or of none
         made = self._templates[dtype, kind] = call, name.replace(f"[{count}]", "[{}]")
         return made
 

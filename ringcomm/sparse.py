@@ -5,20 +5,20 @@
     mean = handle.wait()                     # Entries: the same bits on every rank
     mean.add_to(anchor, -1.0)
 
-What is not sent stays in the residual e and is added to what comes next. So with decay 1 nothing
-is lost: the sum of all means is that of all deltas' means, less what all residuals have left. A
-smaller decay forgets what is old (SparseLoCo: .95 for rounds of 30 steps, and no outer momentum).
+Elements that are not sent stay in the residual e and are added to the next delta. So with decay 1
+nothing is lost: the sum of all means is that of all deltas' means, less the residuals. A
+smaller decay forgets old deltas (SparseLoCo: .95 for rounds of 30 steps, and no outer momentum).
 
 Two ways to exchange, of payloads whose size follows from the count alone:
 
     gather   every rank sends its payload to all. One trip; (N-1) payloads of bytes.
-    owner    every rank sums a range of chunks for all, keeps what is largest of the sums (twice k
-             of a chunk unless told otherwise) with a residual of its own, and sends that to all.
+    owner    every rank sums a range of chunks for all, with a residual of its own, and sends the
+             largest of the sums (by default twice k of a chunk) to all.
              Two trips, the second of which begins in ``wait``; 3 payloads of bytes for any N.
 
 Invariants: residuals change only when a round has succeeded with finite values, so a round that
 failed is repeated by another ``submit`` of the same delta. One round at a time is in flight. Ranks
-that have the same bytes make the same sums, in order of rank.
+that have the same bytes compute the same sums, in order of rank.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ class SparseExchange:
     """Exchanges one tensor's largest elements, round after round, with error feedback.
 
     Args:
-        comm: its ranks take part; None: the default communicator. All of them give the same
+        comm: communicator whose ranks take part; None: the default one. All ranks give the same
             arguments.
         count: elements of the tensor.
         density: share of the elements that each rank sends.
         k: elements that each rank sends of a chunk, instead of the density.
         chunk: elements among which the largest are chosen.
         block: 1, or 16 to choose and send whole cache lines, by the sum of their magnitudes.
-        decay: what the residual is multiplied by before each delta is added, 0 to 1.
-        values: "bf16" or "fp32" on the wire; what bf16 rounds away stays in the residual.
+        decay: factor of the residual before each delta is added, 0 to 1.
+        values: "bf16" or "fp32" on the wire; rounding errors of bf16 stay in the residual.
         aggregate: "mean" over all ranks, or for each block over those that sent it: "senders".
         exchange: "gather", "owner", or "auto": gather up to 4 ranks.
         owner_k: elements of a chunk that an owner sends; None: twice k.
 
-    Memory: the residual and as much again for the next one, 8 bytes for each element; of an owner
-    2 x 8 bytes more for each of its range; and all payloads.
+    Memory: the residual and the next one, 8 bytes for each element; for an owner
+    2 x 8 bytes more for each element of its range; and all payloads.
 
     Raises:
         ConfigError: an argument that cannot work. It is a ValueError.
@@ -100,31 +100,32 @@ class SparseExchange:
         self._exchange = exchange
         self._way = self._way_of(self.comm)
         self._round: SparseRound | None = None
-        self._undoable: SparseRound | None = None  # its residuals are those in _next
+        self._undoable: SparseRound | None = None  # round whose old residuals are in _next
 
     @property
     def exchange(self) -> str:
-        """How it exchanges: "gather" or "owner"."""
+        """Way of the exchange: "gather" or "owner"."""
         return self._way.name
 
     @property
     def residual(self) -> Floats:
-        """What is left of this rank's deltas: float32[count], of the last round that succeeded. To
-        be read only, and only until the next round."""
+        """Residual of this rank's deltas after the last successful round: float32[count]. Read
+        only, and valid until the next round."""
         return self._residual
 
     @property
     def sent_bytes(self) -> int:
-        """What this rank sends of payloads in a round; headers are less than 1 % of a large one."""
+        """Bytes of payloads that this rank sends in a round; headers add less than 1 % to large
+        ones."""
         return self._way.sent_bytes
 
     def submit(self, delta: Any, *, timeout: float | None = None) -> SparseRound:
-        """Chooses what is sent of residual * decay + delta, and begins to send it. All ranks submit
-        in the same order among their collectives.
+        """Chooses the largest of residual * decay + delta, and begins to send them. All ranks
+        submit in the same order among their collectives.
 
         Args:
             delta: float32[count] in host memory; not used any more when this returns.
-            timeout: of the collective, in seconds, as of ``allreduce``.
+            timeout: seconds until the collective fails, as for ``allreduce``.
 
         Raises:
             ConfigError: the round before has not been waited for.
@@ -144,9 +145,9 @@ class SparseExchange:
         return self._round
 
     def use(self, comm: Communicator) -> None:
-        """Goes on with another communicator, as one of the ranks that remain. The residual stays;
-        of an owner what it had left of its range goes into it, so that it is sent again. To the
-        same rank of as many ranks nothing changes.
+        """Changes to another communicator, as one of the remaining ranks. The residual stays; an
+        owner adds the residual of its range to it, so that it is sent again. Rank and world size
+        being the same, no residual changes.
 
         Raises ConfigError while a round is in flight.
         """
@@ -168,7 +169,7 @@ class SparseExchange:
         return _Owner(self, self._owner_format)
 
     def _over(self, ended: SparseRound, entries: Entries | None) -> None:
-        """The round is: with what came of it, or None if it failed."""
+        """Ends a round: with its result, or None if it failed."""
         self._round = None
         if entries is not None and not entries.poisoned:
             self._swap()
@@ -193,9 +194,10 @@ class SparseExchange:
 
     @without_exact
     def state_dict(self) -> dict[str, Any]:
-        """This rank's own residuals, with which the same rank of a world of the same size goes on
-        to the bit: ``worker``, float32[count], ``owner``, float32, for the elements from
-        ``owner_start`` on, ``count``, ``format``, and in ``exact`` whose it is. Nothing is sent.
+        """Returns this rank's own residuals, with which the same rank of a world of the same size
+        continues bit by bit: ``worker``, float32[count], ``owner``, float32, for the elements from
+        ``owner_start`` on, ``count``, ``format``, and in ``exact`` the rank it belongs to. Nothing
+        is sent.
 
         Raises ConfigError while a round is in flight.
         """
@@ -212,9 +214,10 @@ class SparseExchange:
 
     @naming("gather_state_dict() of SparseExchange")
     def gather_state_dict(self) -> dict[str, Any]:
-        """What all results lack, for a world of any size: ``worker`` as the mean of what is left of
-        the deltas, ``owner`` what is left of the sums, float32[count] each. A collective that gives
-        all ranks the same. It costs an all-reduce of two float32 per element.
+        """Returns the residuals of all ranks together, for a world of any size: ``worker``, the
+        mean of the residuals of the deltas, and ``owner``, those of the sums, float32[count] each.
+        A collective with the same result on all ranks. It costs an all-reduce of two float32 per
+        element.
 
         Raises:
             ConfigError: a round is in flight.
@@ -239,13 +242,13 @@ class SparseExchange:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what ``state_dict`` or ``gather_state_dict`` returned. Nothing is sent; each
+        """Restores a state of ``state_dict`` or ``gather_state_dict``. Nothing is sent; each
         rank loads its own, or all load the same.
 
         Raises:
-            ConfigError: a round is in flight; it is no such state, or of another size; or a rank
-                saved it for itself in a world of another size. Nothing was changed then. (If
-                another rank of as many did, residuals start from zero, with a warning.)
+            ConfigError: a round is in flight; the state is invalid, of another size, or a rank's
+                own in a world of another size. Nothing was changed then. (Another rank's own, of a
+                world of this size, is taken as zero, with a warning.)
         """
         self._require_idle()
         worker, owner, start = self._read(state)
@@ -290,7 +293,7 @@ class SparseRound:
     """A round in flight, as ``SparseExchange.submit`` returns it.
 
     Attributes:
-        elapsed: seconds that its trips and their sums took, once it was waited for; 0.0 before.
+        elapsed: seconds of its trips and their sums, known after ``wait``; 0.0 before.
     """
 
     def __init__(self, exchange: SparseExchange, work: Work, timeout: float | None) -> None:
@@ -302,15 +305,15 @@ class SparseRound:
         self._error: RingcommError | None = None
 
     def done(self) -> bool:
-        """Whether ``wait`` would find the (first) trip over. Never waits."""
+        """True once the (first) trip is over. Never waits."""
         return self._result is not None or self._error is not None or self._work.done()
 
     def wait(self) -> Entries:
-        """The sum, as the exchange aggregates; the same on all ranks, and again the same object.
+        """Waits; returns the aggregate, the same on all ranks. Later calls return the same object.
 
         Raises:
             RingcommError: the round failed; nothing was changed, and its delta can be submitted
-                again where the communicator still works.
+                again if the communicator still works.
         """
         if self._error is not None:
             raise self._error
@@ -329,19 +332,18 @@ class SparseRound:
         return self._result
 
     def undo(self) -> None:
-        """Makes the residuals what they were before the round, where what it brought is not going
-        to be used. All ranks do, after ``wait``. Of no effect after the next ``submit``, or of a
-        round that failed."""
+        """Restores the residuals from before the round, for callers that drop its result. All ranks
+        call it, after ``wait``. Does nothing after the next ``submit`` or a failed round."""
         self._exchange._undo(self)
 
     @property
     def sent_bytes(self) -> int:
-        """Of payloads, as the exchange's."""
+        """Bytes of payloads, as the exchange's sent_bytes."""
         return self._exchange.sent_bytes
 
 
 class _Gather:
-    """Every payload to every rank."""
+    """Way "gather": sends every payload to every rank."""
 
     name = "gather"
 
@@ -361,13 +363,13 @@ class _Gather:
         return one._join(one.format, list(self._received), one.count, one._factor())
 
     def swap(self) -> None:
-        """There is nothing of owners."""
+        """Does nothing: there are no owner residuals."""
 
     def left(self) -> tuple[int, Floats]:
         return 0, np.zeros(0, np.float32)
 
     def load(self, worker: Floats, owner: Floats) -> None:
-        """Without owners, what they had left belongs to all alike."""
+        """Adds owner residuals to the worker's, which is right as all ranks load the same."""
         self._exchange._residual[:] = worker + owner
 
     def load_exact(self, worker: Floats, owner: Floats, _start: int) -> None:
@@ -377,7 +379,7 @@ class _Gather:
 
 
 class _Owner:
-    """Every range to its owner, which sums it; and what is largest of the sums to every rank."""
+    """Way "owner": sends every range to its owner, which sums it and sends the largest to all."""
 
     name = "owner"
 
@@ -422,7 +424,7 @@ class _Owner:
         return self._joined()
 
     def _joined(self) -> Entries:
-        """What all owners sent, one range after the other."""
+        """Concatenates the entries that all owners sent, one range after the other."""
         one = self._exchange
         ranges = [
             one._join(self._format, [payload], self._range(rank)[1], 1.0)
@@ -437,7 +439,7 @@ class _Owner:
         return whole
 
     def swap(self) -> None:
-        """Of the owner's residual with what it is after a round, or was before."""
+        """Swaps the owner's residuals of before and after a round."""
         self._residual, self._next = self._next, self._residual
 
     def left(self) -> tuple[int, Floats]:
@@ -454,7 +456,7 @@ class _Owner:
 
 
 def _kept(density: float, k: int | None, chunk: int, block: int) -> int:
-    """Blocks of a chunk."""
+    """Returns the number of blocks of a chunk to send."""
     if k is not None:
         return _units(k, block)
     _require(_is_share(density, 0.0) and density > 0, "density", density, "more than 0, at most 1")

@@ -1,11 +1,11 @@
-"""Keeps a storage of torch where it is while a collective uses its memory.
+"""Keeps torch from moving a storage while a collective uses its memory.
 
-Who holds a storage keeps the object, not its memory: ``resize_``, and what moves a tensor to shared
-memory, free that under every holder. So these methods of torch's classes, once a tensor of torch
-was given to a collective, ask first whether one in flight uses the memory, and raise if so.
+Holding a storage keeps the object, not its memory: ``resize_``, and methods that move a tensor to
+shared memory, free it under every holder. So these methods of torch's classes, once a torch tensor
+was given to a collective, first check whether one in flight uses the memory, and raise if so.
 
-Limit: a resize that torch's C++ makes by itself, as for ``out=`` of another shape, does not ask.
-Where it can be told afterwards, the collective raises TensorError.
+Limit: a resize that torch's C++ makes by itself, as for ``out=`` of another shape, is not checked.
+Where it is detected afterwards, the collective raises TensorError.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from .errors import TensorError
 
 _TO_SHARED = ("_share_fd_cpu_", "_share_filename_cpu_")
 #: Names the collective in flight that uses memory from one address to another; "" if there is none.
-#: Set by the communicators' module.
+#: Set by communicator.py.
 user_of: Callable[[int, int], str] = lambda start, stop: ""  # noqa: E731
 _guarded: list[Any] = []  # the module torch
 
 
 def torch_of_caller() -> Any:
-    """The module torch; None where the program has not imported it, or is still about to in another
-    thread: then nobody holds a tensor of torch."""
+    """Returns the module torch; None if the program has not imported it, or another thread is
+    importing it: then nobody holds a torch tensor."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "Tensor") else None
 
 
 def guard(torch: Any) -> None:
-    """Makes the methods of torch that move a storage's memory ask first. Once for a process."""
+    """Wraps the methods of torch that move a storage's memory in a check. Once for a process."""
     if _guarded:
         return
     _guarded.append(torch)
@@ -49,7 +49,7 @@ def _asking(move: Callable[..., Any]) -> Callable[..., Any]:
             storage = self.untyped_storage() if hasattr(self, "untyped_storage") else self
             stays = move.__name__ in _TO_SHARED and storage.is_shared()
             start, nbytes = (0, 0) if stays else (storage.data_ptr(), storage.nbytes())
-        except (RuntimeError, NotImplementedError):  # it stands for a tensor and has no memory
+        except (RuntimeError, NotImplementedError):  # a fake tensor, which has no memory
             return move(self, *args, **kwargs)
         if start and (user := user_of(start, start + nbytes)):
             raise TensorError(

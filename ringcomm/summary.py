@@ -1,4 +1,4 @@
-"""What rank 0 logs of a job that has begun: who is where, over which ports, by which settings."""
+"""Summary of a job that has begun, for rank 0's log: ranks by host, ports and settings."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _TCP_CONGESTION = 13  # of linux/tcp.h
 
 
 def summary_of(joined: Joined, algorithms: str, kernel_set: str, group_codec: str | None) -> str:
-    """Several lines. The mesh must still have its lanes.
+    """Formats the summary, several lines. The mesh must still have its lanes.
 
     Args:
-        group_codec: what the communicator's torch process group reduces in; None: it has none.
+        group_codec: codec of the communicator's torch process group; None: it has no group.
     """
     mesh, config = joined.mesh, joined.config
     codec = compression_from_env() if group_codec is None else group_codec
@@ -47,14 +47,14 @@ def _hosts(mesh: Mesh) -> str:
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    """0-3 for a stretch of ranks, else 0 2 4."""
+    """Formats ranks: "0-3" for consecutive ones, else "0 2 4"."""
     if len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1:
         return f"{ranks[0]}-{ranks[-1]}"
     return " ".join(map(str, ranks))
 
 
 def _rate(mesh: Mesh, rail: int) -> str:
-    """Of all lanes of the rail to a peer, the slowest peer's."""
+    """Formats the rail's speed: the sum of its lanes to a peer, for the slowest peer."""
     to_peer: dict[int, float] = {}
     for lane in mesh.lanes:
         if lane.rail == rail:

@@ -1,7 +1,7 @@
 """A timeline of a process's works, as a file for chrome://tracing and ui.perfetto.dev.
 
-Of each work there is when it was called, when its first frame left or came, when it was over, and
-what it has moved, rail by rail:
+Each work has the times of its call, of its first frame sent or received and of its end, and the
+bytes that it has moved, by rail:
 
     allreduce(f32[1000000]) #7      |<--------------------------- >|
       waiting                       |<----->|
@@ -9,15 +9,15 @@ what it has moved, rail by rail:
       (or in shared memory)
 
 Events are nestable asynchronous ones of the Trace Event Format, as works overlap at will. Moments
-are of the wall clock, so that the files of all ranks can be looked at together; within a host they
+are of the wall clock, so that the files of all ranks can be viewed together; within a host they
 are exact to the microsecond, among hosts as far as their clocks agree.
 
-Invariants: what was written is on its way to the disk when the call returns, and the file is a
+Invariants: an event is with the operating system when the call returns, and the file is a
 complete JSON array after every event: each one overwrites the end of the array and writes it anew,
 and one that does not fit on the disk is taken back. So a process that is killed, or hangs, leaves
-all that had happened, works in flight included. The file never exceeds MOST_BYTES, and no symbolic
-link is followed to it. Nothing that goes wrong with it reaches the job: it is told once, and the
-timeline ends there. Only its opening is refused (ConfigError).
+all events so far, works in flight included. The file never exceeds MOST_BYTES, and no symbolic
+link is followed to it. An error while writing does not reach the job: it is logged once, and the
+timeline ends there. Only an error while opening it is raised (ConfigError).
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from .work import Work
 
 MOST_BYTES = 256 << 20
 _END = b"\n]\n"
-_ROOM = 1000  # bytes, for a last word
+_ROOM = 1000  # bytes kept free at the end of the file
 _log = logging.getLogger("ringcomm")
 
 
 def path_of(setting: str, rank: int) -> str:
-    """The file of a rank: ``{rank}`` is its number, which else goes before the ending."""
+    """Returns the file of a rank: ``{rank}`` becomes its number, which else goes before the
+    ending."""
     if "{rank}" in setting:
         return setting.replace("{rank}", str(rank))
     stem, ending = os.path.splitext(setting)
@@ -50,7 +51,7 @@ def path_of(setting: str, rank: int) -> str:
 
 
 class _File:
-    """The events of one process. It outlives its communicators, so that later ones go on with it.
+    """File of one process's events. It outlives communicators, so that later ones append to it.
 
     Raises ConfigError if it cannot be opened.
     """
@@ -64,7 +65,7 @@ class _File:
         self._fd = -1
         self._offset_ns = time.time_ns() - time.monotonic_ns()
         try:
-            if os.path.isfile(self.path):  # of the run before, which may have failed
+            if os.path.isfile(self.path):  # the file of the run before, which may have failed
                 os.replace(self.path, self.path + ".old")
             self._open(os.O_CREAT | os.O_EXCL)
             self._put(b"[")
@@ -81,14 +82,14 @@ class _File:
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o644)
 
     def use(self) -> None:
-        """A communicator begins to write to it."""
+        """Counts a communicator that begins to write, and opens the file again if need be."""
         with self._lock:
             self._users += 1
             if self._fd < 0 and self._end:
                 self._guarded(lambda: self._open(0))
 
     def leave(self) -> None:
-        """A communicator is through with it."""
+        """Discounts a communicator; closes the file after the last one."""
         with self._lock:
             self._users -= 1
             if not self._users:
@@ -113,13 +114,13 @@ class _File:
         return {**event, **timed, "pid": self.rank}
 
     def _put(self, data: bytes) -> None:
-        """Raises OSError if it does not fit; then the file is as it was."""
+        """Appends data. Raises OSError if it does not fit, with the file as it was."""
         whole, done = data + _END, 0
         try:
-            while done < len(whole):  # the system says at the next one why one was short
+            while done < len(whole):  # after a short write the next one raises the reason
                 done += os.pwrite(self._fd, whole[done:], self._end + done)
         except OSError:
-            with contextlib.suppress(OSError):  # where the disk is lost
+            with contextlib.suppress(OSError):  # the disk may be lost
                 os.ftruncate(self._fd, self._end + len(_END))
                 os.pwrite(self._fd, _END, self._end)
             raise
@@ -139,7 +140,7 @@ class _File:
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            with contextlib.suppress(OSError):  # which may tell of an earlier write
+            with contextlib.suppress(OSError):  # it may report an earlier write's error
                 os.close(fd)
 
 
@@ -164,13 +165,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Timeline:
-    """What one communicator writes.
+    """Events of one communicator.
 
     Args:
         setting: Config.timeline.
         rank, host: this rank. The process's first communicator names the file; later ones, as by
             split, write to the same.
-        about: what the communicator is called, for people.
+        about: name of the communicator, for people.
         rails: its network ports' names, in rail order.
 
     Raises ConfigError if the file cannot be opened.
@@ -195,11 +196,11 @@ class Timeline:
 
     @property
     def path(self) -> str:
-        """The file."""
+        """Path of the file."""
         return self._file.path
 
     def submitted(self, work: Work) -> None:
-        """It is with the core."""
+        """Writes that a work was submitted to the core."""
         began = work.stats().submitted_ns or time.monotonic_ns()  # a GPU's may not be there yet
         common = self._common(work)
         self._file.write(
@@ -208,7 +209,7 @@ class Timeline:
         )
 
     def finished(self, work: Work) -> None:
-        """It is over, well or not."""
+        """Writes that a work is over, well or not."""
         stats, error, common = work.stats(), work.exception(), self._common(work)
         args: dict[str, Any] = {
             "seq": work.seq,
@@ -229,11 +230,12 @@ class Timeline:
         )
 
     def close(self) -> None:
-        """No more works come."""
+        """Ends the communicator's use of the file."""
         self._file.leave()
 
     def _common(self, work: Work) -> dict[str, Any]:
-        """What all events of a work have. It may be over before its caller is back."""
+        """Returns the fields that all events of a work share. The lock is needed as the work may be
+        over, on another thread, before submitted() was called."""
         with self._lock:
             work.trace_id = work.trace_id or next(_numbers)
         return {"cat": self._category, "id": work.trace_id, "tid": 0}

@@ -1,12 +1,12 @@
 """Work: one submitted collective in flight.
 
-A Work is the one record of what the core borrows for a call: the memory of its tensors, and the
+A Work is the one record of all that the core borrows for a call: the memory of its tensors, and the
 residuals of its feedback. Its communicator holds it from before the core has the call until the
-core is done with it, whatever becomes of the caller's Work, tensors and result.
+core is done with it, even if the caller drops the Work, the tensors and the result.
 
-Invariants: what keeps memory valid is given when a Work is made, and let go of in ``_finish``
-alone. Its result is complete after the first wait, done or exception that sees it finished. Waiting
-stays interruptible: the C wait is cut into slices.
+Invariants: the objects that keep memory valid are given when a Work is made, and released in
+``_finish`` alone. Its result is complete after the first wait, done or exception that sees it
+finished. Waiting stays interruptible: the C wait is cut into slices.
 """
 
 from __future__ import annotations
@@ -29,29 +29,30 @@ SLICE_MS = 100
 
 
 class Held(Protocol):
-    """What keeps memory valid that the core borrows: a View, or the shortcut's Memory."""
+    """Holder of memory that the core borrows: a View, or the shortcut's Memory."""
 
     @property
     def finish(self) -> Callable[[], None] | None:
-        """To be called once the core is done. Raises where the result is not in the tensor."""
+        """Function to call once the core is done; raises if the result is not in the tensor."""
 
     def overlaps(self, start: int, stop: int) -> bool:
-        """Whether any of the memory lies from address start to stop."""
+        """True if any of the memory lies from address start to stop."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkStats:
-    """What this rank has done for one collective. Moments are those of time.monotonic_ns().
+    """Counters of this rank's part in one collective. Times are those of time.monotonic_ns().
 
     Attributes:
-        submitted_ns: the call.
-        started_ns: its first frame left or came, or it entered shared memory; 0: neither.
-        finished_ns: it was over; of a GPU's tensors before the copies back. 0 while in flight, as
-            is all that follows.
+        submitted_ns: time of the call.
+        started_ns: time when its first frame was sent or received, or it entered shared memory;
+            0: neither.
+        finished_ns: time when it was over; with GPU tensors before the copies back. 0 while in
+            flight, as are the following ones.
         sent_bytes: payload sent over links, after compression and without frame headers.
-        shared_bytes: put into the memory that ranks of one host share.
-        rail_bytes: sent by each rail, in rail order, with frame headers. The eighth stands for all
-            further ones.
+        shared_bytes: bytes put into the memory that ranks of one host share.
+        rail_bytes: bytes sent by each rail, in rail order, with frame headers. The eighth stands
+            for all further ones.
     """
 
     submitted_ns: int = 0
@@ -65,22 +66,22 @@ class WorkStats:
 class Work:
     """A collective in flight, as returned by calls with ``async_op=True``. Until it is over its
     tensors must be neither written, read for the result, nor resized: not a tensor's storage
-    either (``untyped_storage().resize_()``, as FSDP does), since the core goes on using the memory.
+    either (``untyped_storage().resize_()``, as FSDP does), since the core still uses the memory.
     Resizing such a storage from Python raises TensorError.
 
     A Work may be dropped, and its tensors with it: their memory is held until the collective is
-    over, and let go of by one of the next calls on its communicator, or when that is closed.
+    over, and released by one of the next calls on its communicator, or when that is closed.
 
     Attributes:
         name: the call, for messages: ``allreduce(f32[1024])``.
         trace_id: its number in a timeline; 0: none yet.
-        is_message: whether it is a send or receive of the caller's.
+        is_message: True for a send or receive of the user's.
     """
 
     trace_id = 0
     is_message = False
     _slot: Any = (ffi.NULL,)
-    #: None: nobody asked; empty: all that asked were told.
+    #: Callbacks to run at the end; None: none was registered, empty: all have run.
     _callbacks: tuple[Callable[[Work], None], ...] | None = None
 
     def __init__(
@@ -93,7 +94,7 @@ class Work:
         feedback: object = None,
     ) -> None:
         self.name = name
-        # Where rc_submit puts the handle: NULL before, and for good if it was never reached.
+        # Slot for the handle from rc_submit; it stays NULL if that was never reached.
         self._slot = ffi.new("rc_work **") if slot is None else slot
         self._comm = comm
         self._held = held
@@ -107,11 +108,11 @@ class Work:
         free(self._slot[0])
 
     def uses(self, start: int, stop: int) -> bool:
-        """Whether the core may still read or write memory from address start to stop."""
+        """True while the core may read or write memory from address start to stop."""
         return not self.done() and any(held.overlaps(start, stop) for held in self._held)
 
     def forget_result(self) -> None:
-        """Drops the caller's tensor, for whose content nobody asks any more."""
+        """Drops the caller's tensor, whose content is not needed any more."""
         self._result = None
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -122,8 +123,8 @@ class Work:
 
         Raises:
             ConfigError: ``timeout`` is no number.
-            CommTimeoutError: still in flight after ``timeout``; the collective goes on and may be
-                waited for again.
+            CommTimeoutError: still in flight after ``timeout``; the collective continues, and
+                wait() may be called again.
             RingcommError: the collective failed; the class says how.
         """
         self._comm.require_own_process()
@@ -157,13 +158,13 @@ class Work:
         return True
 
     def exception(self) -> RingcommError | None:
-        """The failure, or None if there is none (yet). Never waits."""
+        """Returns the failure, or None if there is none (yet). Never waits."""
         return self._error if self.done() else None
 
     def call_back(self, callback: Callable[[Work], None], elsewhere: bool = False) -> None:
-        """Calls back with this Work once it is over, from a thread that makes such calls (of its
-        communicator's ``on_done``; callers.py says in which order), or at once where it is, unless
-        it has to be elsewhere."""
+        """Calls back with this Work once it is over, from a thread of callers.py, which documents
+        the order. A Work that is over already calls back at once on this thread, unless
+        ``elsewhere`` is True."""
         if not elsewhere and self.done():
             callback(self)
             return
@@ -187,19 +188,19 @@ class Work:
 
     @property
     def holds_feedback(self) -> bool:
-        """Whether the core is still going to have its feedback, beside what it has."""
+        """True while the core does not have its feedback yet, but is going to."""
         return False
 
     @property
     def root(self) -> int:
-        """The root of a rooted collective, or the other rank of a send or receive: of one from any
-        source the sender, -1 until that is known."""
+        """Root of a rooted collective, or the other rank of a send or receive: of a receive from
+        any source the sender, -1 until it is known."""
         return int(lib.rc_work_root(self._slot[0]))
 
     @property
     def seq(self) -> int:
-        """Its number on its communicator, equal on all ranks; of a send or receive, that between
-        its two ranks among those of its tag."""
+        """Number of the collective on its communicator, equal on all ranks; of a send or receive,
+        its number between its two ranks among those of its tag."""
         return int(lib.rc_work_seq(self._slot[0]))
 
     @property
@@ -208,7 +209,7 @@ class Work:
         return float(lib.rc_work_elapsed(self._slot[0]))
 
     def stats(self) -> WorkStats:
-        """What it has moved, and when. Complete once it is over."""
+        """Returns the counters of this work, complete once it is over."""
         told = ffi.new("rc_work_stats *")
         if self._slot[0]:
             self._fetch_stats(told)
@@ -234,7 +235,7 @@ class Work:
         return self._result
 
     def _finish(self, result: int) -> None:
-        """Once: scatters results back, lets go of the tensors, makes the exception."""
+        """Scatters results back, releases the tensors and makes the exception, once."""
         with self._lock:
             if self._finished:
                 return
@@ -242,7 +243,7 @@ class Work:
                 self._error = self._scatter_back()
             else:
                 self._error = self._make_error(result)
-            let_go = self._held, self._feedback  # behind the lock, as finalizers may ask this Work
+            let_go = self._held, self._feedback  # freed unlocked: finalizers may ask this Work
             self._held, self._feedback = (), None
             self._finished = True
         del let_go

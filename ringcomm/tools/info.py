@@ -1,4 +1,4 @@
-"""``python -m ringcomm``: what this installation is and what this machine offers."""
+"""``python -m ringcomm``: shows the installation, the machine's abilities and the settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..errors import ConfigError
 
 
 def cuda_state() -> tuple[bool, str]:
-    """Whether GPU tensors can be used, and why (not)."""
+    """Returns True if GPU tensors can be used, else False, and the number of GPUs or the reason."""
     reason = cuda.why_not()
     if reason is not None:
         return False, reason
@@ -45,7 +45,8 @@ def _ports() -> Table:
 
 
 def _settings(config: Config) -> Table:
-    """What ``ringcomm.init()`` would go by here, and where each value is from."""
+    """Makes the table of the settings that ``ringcomm.init()`` would use here, with their
+    sources."""
     table = Table("setting", "value", "from", box=None, pad_edge=False)
     for name, source in config.sources().items():
         table.add_row(name, config.shown(name) or "-", source)

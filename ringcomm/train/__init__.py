@@ -1,20 +1,20 @@
 """The reference trainer: ``python -m ringcomm.train``, alone or under torchrun or mpirun.
 
-What it is. A complete, small data-parallel training program: real models (ResNet, ViT, GPT), real
+It is a complete, small data-parallel training program: real models (ResNet, ViT, GPT), real
 data, checkpoints, a log, and a report that splits each step into computation and communication.
-It shows how ringcomm is used from PyTorch and is what scaling claims are measured with.
+It shows the use of ringcomm from PyTorch, and scaling claims are measured with it.
 
-How it is laid out, top to bottom; a file imports only what stands below it:
+Files, top to bottom; a file imports only files below it:
 
     __main__                      errors become one sentence and an exit code
     loop                          a run from set-up to report
     engine                        a training step, an evaluation
-    methods                       how ranks learn from each other
-    distributed                   the process group, and what else ranks tell each other
-    progress, report, checkpoint  what is shown, told at the end, kept on disk
-    sampling, optim, models       which samples, which rule, which network
+    methods                       exchange between ranks: gradients, momentum, weights
+    distributed                   the process group, and control messages between ranks
+    progress, report, checkpoint  display and log, final report, files on disk
+    sampling, optim, models       order of the samples, optimizers, networks
     resnet, vit, gpt, transformer
-    folder, data                  where samples come from
+    folder, data                  sources of samples
     launcher, options             the environment, the command line
 
 Invariants. It trains on the CPU. N ranks with a global batch B see exactly the batches that one

@@ -1,6 +1,6 @@
 """``python -m ringcomm.train``: runs the trainer and turns errors into a sentence and a code.
 
-Exit codes: 0 done; 1 the run failed, as by a lost peer; 2 something in the command, the files or
+Exit codes: 0 done; 1 the run failed, e.g. by a lost peer; 2 something in the command, the files or
 the installation must be changed; 130 interrupted.
 """
 
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shared = False
         _run(options)
     except ConfigError as error:
-        # What all ranks refuse alike is said once.
+        # An error that all ranks share is printed once.
         if launcher.rank() == 0 or not (shared or isinstance(error, launcher.SharedError)):
             print(f"ringcomm.train: {error}", file=sys.stderr)
         return 2

@@ -1,7 +1,7 @@
 """The state of a run on disk: one file, replaced whole or not at all.
 
 It holds the model, the optimizer, the number of steps done, the settings that shape the loss
-curve, and what the method must remember. The rest follows from the step: epoch, place
+curve, and the state of the method. The rest follows from the step: epoch, place
 in the data, learning rate and the seed of the random numbers are functions of it.
 
 Invariants: rank 0 writes to a temporary file, flushes it to the disk and renames it over the old
@@ -26,7 +26,7 @@ _NAME = "checkpoint.pt"
 
 
 class State(TypedDict):
-    """What a checkpoint holds; epoch and position are there for the reader."""
+    """Contents of a checkpoint; epoch and position are only for human readers."""
 
     format: int
     settings: dict[str, Any]
@@ -58,7 +58,7 @@ def save(folder: Path, state: State) -> bytes:
 
 
 def open_folder(folder: Path, resume: bool) -> bytes:
-    """Make ``folder`` ready; the bytes of the checkpoint to go on from, or none.
+    """Make ``folder`` ready; return the bytes of the checkpoint to resume, or none.
 
     Raises ConfigError if the folder cannot be made, or holds a checkpoint that a run which does
     not resume would overwrite.
@@ -69,7 +69,7 @@ def open_folder(folder: Path, resume: bool) -> bytes:
         if not path.exists():
             return b""
         if resume:
-            return path.read_bytes() or b"damaged"  # nothing would mean: none there
+            return path.read_bytes() or b"damaged"  # empty bytes would mean: no checkpoint
     except OSError as error:
         raise ConfigError(f"--checkpoint {folder} cannot be used: {error.strerror}") from None
     raise ConfigError(
@@ -78,12 +78,12 @@ def open_folder(folder: Path, resume: bool) -> bytes:
 
 
 def new_state(settings: dict[str, Any], **content: Any) -> State:
-    """A State of this format."""
+    """Make a State of this format."""
     return cast(State, {"format": _FORMAT, "settings": settings, **content})
 
 
 def read(content: bytes, settings: dict[str, Any]) -> State:
-    """The State in the bytes of a file.
+    """Read the State in the bytes of a file.
 
     Raises ConfigError if they are damaged, or the run that wrote them had other settings.
     """

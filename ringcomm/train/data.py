@@ -1,7 +1,7 @@
-"""Where samples come from: digits, the standard library's text, an image folder, synthetic images.
+"""Sources of samples: digits, the standard library's text, an image folder, synthetic images.
 
-A Data holds a training set and a held-out set, both addressed by sample number, so that what a
-rank sees is a matter of numbers alone (``sampling``).
+A Data holds a training set and a held-out set, both addressed by sample number, so that a rank's
+share is a list of numbers (``sampling``).
 
 Invariants: the same source gives the same samples under the same numbers in every process; the
 two sets share no sample; nothing is downloaded. ``fingerprint`` differs where the content differs:
@@ -42,7 +42,7 @@ class Data(ABC):
         classes: number of classes, or of different bytes.
         sizes: number of samples of each part.
         epochs: length of a run that suits this data.
-        on_disk: whether ``batch`` reads files, so that it pays to fetch ahead.
+        on_disk: True if ``batch`` reads files, so that it pays to fetch ahead.
         fingerprint: crc32 over the content.
     """
 
@@ -56,11 +56,11 @@ class Data(ABC):
 
     @abstractmethod
     def batch(self, part: Part, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs [n, *shape] and targets (int64 [n], or [n, T] for text) of n sample numbers."""
+        """Return inputs [n, *shape] and targets (int64 [n], or [n, T] for text) of n samples."""
 
 
 def load(options: Options) -> Data:
-    """The data that ``--data`` names.
+    """Load the data that ``--data`` names.
 
     Raises ConfigError for an unknown source, a missing library or path, or a set too small to
     split.
@@ -110,7 +110,7 @@ class TextWindows(Data):
     classes = 256
 
     def __init__(self, text: bytes, context: int) -> None:
-        """The end of the text (5 %) is held out; ConfigError if that is no whole window."""
+        """Hold out the end of the text (5 %); ConfigError if that is no whole window."""
         tail = int(len(text) * _TEXT_HELD_OUT)
         if tail <= context:
             raise ConfigError(
@@ -132,7 +132,7 @@ class TextWindows(Data):
 
 
 def stratified_split(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Sample numbers (train, held out) with 20 % of each class held out, always the same ones.
+    """Split sample numbers into (train, held out): 20 % of each class, always the same ones.
 
     Args:
         labels: int64 [n]. A class of one sample stays in the training set.
@@ -166,7 +166,7 @@ def _digits() -> Data:
 
 
 def _stdlib_text(argument: str) -> bytes:
-    """Up to ``argument`` MB of the running interpreter's own library, folder by folder.
+    """Read up to ``argument`` MB of the running interpreter's own library, folder by folder.
 
     Tests that a distribution ships or leaves out, and what was installed later, are skipped, so
     that hosts with the same Python hold the same text.
@@ -193,7 +193,7 @@ def _stdlib_text(argument: str) -> bytes:
 
 
 def _synthetic(argument: str) -> Data:
-    """Noise around one random pattern per class: learnable, and of any size one asks for."""
+    """Make noise around one random pattern per class: learnable, and of any requested size."""
     try:
         shape_text, classes_text = argument.split(",")
         shape = tuple(int(part) for part in shape_text.split("x"))

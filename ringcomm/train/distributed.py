@@ -1,16 +1,16 @@
-"""The ranks of a run and what passes between them.
+"""The ranks of a run: process group, communicator and control messages.
 
 Methods (methods.py) are built on a process group, ringcomm's or gloo's. By the method "gradients"
 these are exchanged by ringcomm's DDP hook, or by DDP itself over the group.
 
-    --backend   --hook    gradients by              what else ranks tell each other, by
+    --backend   --hook    gradients by              control messages between ranks by
     ringcomm    yes       ringcomm's hook, over the group's communicator       the same
     ringcomm    no        the group                                            the same
     gloo        yes       ringcomm's hook           ringcomm; the group has DDP's first copy only
     gloo        no        the group                 the group
 
-Under torchrun the group meets at the launcher's store. Under mpirun ringcomm's finds its way by
-itself, and for gloo rank 0 opens a store on a free port and ringcomm tells the others its address.
+Under torchrun the group meets at the launcher's store. Under mpirun ringcomm's ranks find each
+other by themselves, and for gloo rank 0 opens a store on a free port, which ringcomm broadcasts.
 
 Invariants: a world of one uses neither DDP nor a group. Collective methods say so and must be
 called by all ranks in the same order.
@@ -45,7 +45,7 @@ Made = TypeVar("Made")
 
 
 class World:
-    """This process among the others. ``World()`` is a world of one; ``join`` makes larger ones.
+    """Ranks of the run, seen from this process. ``World()`` has one; ``join`` makes larger ones.
 
     Attributes:
         comm: ringcomm's communicator of these ranks; None where gloo does everything.
@@ -58,7 +58,7 @@ class World:
         self._control = RingcommControl(comm) if comm else GlooControl()
 
     def sum(self, values: list[float]) -> list[float]:
-        """Element-wise sum over all ranks, in float64. Collective."""
+        """Sum element-wise over all ranks, in float64. Collective."""
         if self.size == 1:
             return values
         total = np.array(values, dtype=np.float64)
@@ -75,9 +75,9 @@ class World:
             raise SharedError(f"{what} differs between ranks; {fix}")
 
     def agree(self, make: Callable[[], Made]) -> Made:
-        """What ``make`` returns, if it returns on every rank. Collective.
+        """Return the result of ``make``, if it returns on every rank. Collective.
 
-        If it raises ConfigError on any, SharedError with the first such rank's text on all.
+        If it raises ConfigError on any, raise SharedError with the first such rank's text on all.
         """
         if self.size == 1:
             return make()
@@ -95,9 +95,9 @@ class World:
         raise SharedError(f"on rank {root}: {text}" if root else text, rank=root)
 
     def from_root(self, make: Callable[[], bytes]) -> bytes:
-        """The bytes that ``make`` returns on rank 0, on every rank. Collective.
+        """Return, on every rank, the bytes that ``make`` returns on rank 0. Collective.
 
-        If it raises ConfigError there, SharedError on all.
+        If it raises ConfigError there, raise SharedError on all.
         """
         content = self.agree(lambda: make() if self.rank == 0 else b"")
         return content if self.size == 1 else self._spread(content, 0)
@@ -114,7 +114,7 @@ class World:
 
 
 class RingcommControl:
-    """The few numbers beside the gradients, over ringcomm: its errors name who was lost."""
+    """Control messages over ringcomm, whose errors name the lost rank."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
@@ -129,7 +129,7 @@ class RingcommControl:
 
 
 class GlooControl:
-    """The same over gloo."""
+    """Control messages over gloo."""
 
     _ops: ClassVar[dict[str, Any]] = {
         "sum": dist.ReduceOp.SUM,
@@ -148,7 +148,7 @@ class GlooControl:
 
 @contextlib.contextmanager
 def join(options: Options) -> Iterator[World]:
-    """The world that the launcher made, left again at the end.
+    """Join the world that the launcher made; leave it at the end.
 
     Raises what ringcomm.init raises if the ranks do not find each other.
     """
@@ -196,7 +196,7 @@ def _gloo_group(identity: Identity, hook: bool) -> Iterator[World]:
 
 
 def _open_gloo(identity: Identity, store: Any) -> None:
-    """The gloo group; without a store, at torchrun's."""
+    """Open the gloo group at a store; None: at torchrun's."""
     ports = Config.from_env().interfaces
     if ports:
         # gloo looks for an address by the host's name, which is often the loopback.
@@ -210,7 +210,7 @@ def _open_gloo(identity: Identity, store: Any) -> None:
 
 
 def _shared_store(identity: Identity) -> Any:
-    """A store on a free port of rank 0's host; ringcomm tells the others which."""
+    """Open a store on a free port of rank 0's host, which ringcomm broadcasts to the others."""
     import ringcomm
 
     host, size = identity.master_addr, identity.world_size

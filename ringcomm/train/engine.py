@@ -1,10 +1,10 @@
-"""One model on one rank: a training step and an evaluation.
+"""Training step and evaluation of one model on one rank.
 
 A step is: fetch the micro-batches of this rank; forward and backward on each, the last one with
 the gradient exchange; one update. The loss is the mean over the global batch: each micro-batch
 counts 1/accumulate, and the hook averages over ranks.
 
-Invariants: a step draws no random numbers, so that a resumed run goes on as it would have.
+Invariants: a step draws no random numbers, so that a resumed run continues as if never stopped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from .sampling import MicroBatches
 
 @dataclasses.dataclass(frozen=True)
 class StepRecord:
-    """One step on this rank: mean loss over its share, rate used, seconds, those of its input."""
+    """Record of a step on this rank: mean loss over its share, learning rate, seconds of the step
+    and of its input."""
 
     loss: float
     lr: float
@@ -37,11 +38,11 @@ class StepRecord:
 
 
 class Engine:
-    """The model, its optimizer and how they advance.
+    """Model and method of one rank, with their training step.
 
     Attributes:
-        model: the bare model; its weights are what is evaluated and kept.
-        method: how the ranks learn from each other; it has the optimizer.
+        model: the bare model, whose weights are evaluated and saved.
+        method: the exchange between ranks; it has the optimizer.
     """
 
     def __init__(self, model: nn.Module, options: Options, world: World) -> None:
@@ -56,7 +57,7 @@ class Engine:
         self.method.connect()
 
     def train_step(self, step: int, steps: int, source: Iterator[MicroBatches]) -> StepRecord:
-        """Step number ``step`` of ``steps`` on what ``source`` yields next. Collective."""
+        """Train step number ``step`` of ``steps`` on the next item of ``source``. Collective."""
         rate = optim.rate_at(step, steps, self._peak_rate)
         optim.set_rate(self.method.optimizer, rate)
         begin = time.perf_counter()
@@ -68,7 +69,8 @@ class Engine:
         return StepRecord(loss, rate, time.perf_counter() - begin, input_done - begin)
 
     def evaluate(self, data: Data) -> dict[str, float]:
-        """Loss, and accuracy or perplexity, on the held-out set. Collective: ranks share it."""
+        """Compute loss, and accuracy or perplexity, on the held-out set. Collective: ranks share
+        the set."""
         options, world = self._options, self._world
         numbers = torch.arange(world.rank, data.sizes["held_out"], world.size)
         batch = options.batch // (world.size * options.accumulate)
@@ -89,7 +91,7 @@ class Engine:
         return {"loss": loss / count, "accuracy": correct / count}
 
     def _backward(self, micro_batches: MicroBatches) -> float:
-        """Gradients of the mean loss over all micro-batches; that loss on this rank."""
+        """Compute gradients of the mean loss over all micro-batches; return this rank's loss."""
         total = 0.0
         for number, (inputs, targets) in enumerate(micro_batches, 1):
             is_last = number == len(micro_batches)

@@ -1,4 +1,4 @@
-"""Images from a folder with one sub-folder per class, read with Pillow when they are asked for.
+"""Images from a folder with one sub-folder per class, read with Pillow when they are needed.
 
 Two layouts: PATH/train/CLASS/* with PATH/val/CLASS/*, or PATH/CLASS/* of which a fixed 20 % of
 each class is held out. Classes are numbered in the order of their names.
@@ -103,6 +103,6 @@ def _list_images(root: Path, names: list[str]) -> list[tuple[Path, int]]:
 
 
 def _fingerprint(root: Path, files: list[tuple[Path, int]]) -> int:
-    """Of names and sizes: contents would take a whole pass over the disk."""
+    """Compute a crc32 of names and sizes; contents would take a whole pass over the disk."""
     lines = [f"{path.relative_to(root)} {path.stat().st_size} {label}\n" for path, label in files]
     return zlib.crc32("".join(lines).encode())

@@ -13,7 +13,7 @@ from .transformer import Block, init_weights
 
 
 class GPT(nn.Module):
-    """Bytes int64 [n, T], T <= context, to logits [n, T, vocabulary]."""
+    """GPT from bytes int64 [n, T], T <= context, to logits [n, T, vocabulary]."""
 
     def __init__(
         self,

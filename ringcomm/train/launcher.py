@@ -1,8 +1,7 @@
-"""What the launcher says about this process, asked before PyTorch is loaded.
+"""Facts from the launcher about this process, read before PyTorch is loaded.
 
-Only used for manners: which rank prints an error that all share, how ranks share the cores of their
-host, and whether torchrun keeps a store for us. Who takes part is decided by
-``ringcomm.init``.
+They only decide which rank prints an error that all share, how ranks share the cores of their
+host, and whether torchrun keeps a store for us. ``ringcomm.init`` decides which ranks take part.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ class SharedError(ConfigError):
 
 
 def rank() -> int:
-    """This process's rank; 0 without a launcher."""
+    """Return this process's rank; 0 without a launcher."""
     launched = _launched()
     return launched.rank if launched else 0
 
 
 def by_torchrun() -> bool:
-    """Whether torchrun started this process, and so keeps a store for it."""
+    """Return True if torchrun started this process, and so keeps a store for it."""
     launched = _launched()
     return launched is not None and launched.launcher == "torchrun"
 
 
 def default_threads() -> int:
-    """Cores that this process may use, shared with the other ranks of its host."""
+    """Return this process's share of the cores that it and the other ranks of its host may use."""
     launched = _launched()
     local = launched.local_world_size if launched else 1
     return max(1, len(os.sched_getaffinity(0)) // (local or 1))

@@ -1,7 +1,7 @@
-"""A run from set-up to report: what happens after which step.
+"""A run from set-up to report: steps, and the evaluations, logs and checkpoints between them.
 
-Invariants: a ConfigError of set-up is raised on all ranks alike; after ``--resume`` the run goes
-on as if it had not been broken off, for its step number decides everything else.
+Invariants: a ConfigError of set-up is raised on all ranks alike; after ``--resume`` the run
+continues as if never stopped, since its step number decides everything else.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .options import AUTO, DDP_METHODS, Options
 from .progress import Log, Progress
 from .report import build, table
 
-_TOLD_EVERY = 10  # steps
-_UNSETTLED = 5  # first steps, not measured: DDP rebuilds its buckets and memory is found
+_TOLD_EVERY = 10  # steps between two lines of progress
+_UNSETTLED = 5  # first steps, not measured: DDP rebuilds its buckets and allocators grow
 
 
 def train(options: Options, world: World) -> dict[str, Any]:
-    """Run what ``options`` say and return the report (``report.build``). Collective.
+    """Run as ``options`` say and return the report (``report.build``). Collective.
 
     Raises ConfigError if the options do not fit the data or the world, and ringcomm's errors if a
     peer is lost.
@@ -49,10 +49,10 @@ def train(options: Options, world: World) -> dict[str, Any]:
 
 
 class Run:
-    """One run on one rank.
+    """Run on one rank.
 
     Attributes:
-        step: steps done; the coming step has this number.
+        step: steps done; the next step has this number.
         steps: steps of the whole run.
     """
 
@@ -76,7 +76,7 @@ class Run:
         self._unsettled = min(_UNSETTLED, (self.steps - self.step) // 2)
 
     def train(self, progress: Progress) -> None:
-        """All steps that are left, with what is due after each. Collective."""
+        """Train the remaining steps, with evaluations, logs and checkpoints as due. Collective."""
         options, per_epoch = self.options, self.sampler.steps_per_epoch
         progress.say(self._headline())
         self.log.write("config", **self._description(), settings=self._settings())
@@ -111,12 +111,12 @@ class Run:
     def _due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0
 
-    # ---- what is told ----
+    # ---- progress and log ----
 
     def _tell(self, progress: Progress) -> None:
         """Show and log the steps since the last time, their losses averaged over ranks.
 
-        Raises SharedError if a loss is not finite: before a checkpoint could be spoilt by it.
+        Raises SharedError if a loss is not finite, before it can reach a checkpoint.
         """
         first, self._told = self._told, self.step
         records = self._records[first - self.step :]
@@ -153,7 +153,8 @@ class Run:
         )
 
     def _measured(self) -> dict[str, float]:
-        """Means over this run's settled steps and over ranks; empty without steps. Collective."""
+        """Return means over this run's measured steps and over ranks; empty without steps.
+        Collective."""
         kept = self._records[self._unsettled :]
         if not kept:
             return {}
@@ -202,7 +203,7 @@ class Run:
         return data, sampler, model, Log(options.log_file if world.rank == 0 else None)
 
     def _settings(self) -> dict[str, Any]:
-        """What shapes the loss curve: equal in a run and in the run that resumes it."""
+        """Return the settings that shape the loss curve, which a resuming run must share."""
         options = self.options
         optimizer, rate, _ = optim.choices(options)
         return {
@@ -215,7 +216,7 @@ class Run:
         }
 
     def _restore(self) -> dict[str, Any]:
-        """Take up the checkpoint that is to be resumed; the method's part of it. Collective."""
+        """Load the checkpoint to resume; return the method's part of it. Collective."""
         if self.options.checkpoint is None:
             return {}
         folder, resume = Path(self.options.checkpoint), self.options.resume
@@ -229,7 +230,7 @@ class Run:
         return state["method"]
 
     def _save(self) -> None:
-        """Write a checkpoint; no rank goes on before it is on disk. Collective."""
+        """Write a checkpoint; no rank continues before it is on disk. Collective."""
         epoch, position = divmod(self.step, self.sampler.steps_per_epoch)
         method = self.engine.method
         kept = method.gather_state_dict()

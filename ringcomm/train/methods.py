@@ -1,13 +1,13 @@
-"""How ranks learn from each other: by gradients, momentum, outer steps or the largest changes.
+"""Methods by which ranks learn together: gradients, momentum, outer steps or largest gradients.
 
-A Method makes the optimizer and prepares the model, and answers for what passes between the ranks
+A Method makes the optimizer, prepares the model, and does the exchange between the ranks
 in training. ``method_of`` chooses it by the options.
 
     Alone       nothing, in a world of one
     Gradients   DDP's buckets, by ringcomm's hook or DDP's own all-reduce     every step
     Momentum    the optimizer's state, by ringcomm.torch.optim                every step
     Largest     the largest of gradients, by ringcomm.torch.sparse            every step
-    Apart       the weights, by ringcomm.torch.OuterStep                      every so many steps
+    Apart       the weights, by ringcomm.torch.OuterStep                      every --every steps
 
 Invariants: methods that say "collective" must be called by all ranks in the same order.
 """
@@ -29,7 +29,7 @@ from . import optim
 from .distributed import World
 from .options import Options
 
-#: Names of figures in the trainer's report, and in the hook's report of a step.
+#: Names of figures in the trainer's report -> in the hook's report of a step.
 _OF_A_STEP = {
     "exposed_s": "exposed_s",
     "hidden_s": "hidden_s",
@@ -41,65 +41,65 @@ _OF_A_STEP = {
 
 
 class Method:
-    """What all have in common; by itself, training alone.
+    """Base of all methods; by itself it trains alone.
 
     Attributes:
         optimizer: over the bare model's parameters.
-        model: what forward and backward go through, once ``connect`` was called.
+        model: model to call for forward and backward, once ``connect`` was called.
     """
 
     def __init__(self, model: nn.Module, options: Options, world: World) -> None:
-        """A collective for some methods."""
+        """Make the optimizer; a collective for some methods."""
         self.bare, self.model = model, model
         self.options, self.world = options, world
         self.optimizer = self.make_optimizer(optim.groups(model, options))
 
     def make_optimizer(self, groups: optim.Groups) -> optim.Optimizer:
-        """The optimizer of the options."""
+        """Make the optimizer that the options name."""
         return optim.make_optimizer(groups, self.options)
 
     def connect(self) -> None:
         """Take the weights of rank 0 and learn from the other ranks from now on. Collective."""
 
     def no_exchange(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, backward adds gradients up on this rank and exchanges none."""
+        """Return a context in which backward adds gradients up on this rank and exchanges none."""
         return contextlib.nullcontext()
 
     def evaluated(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, the bare model has the weights that stand for all ranks. Collective."""
+        """Return a context in which the bare model has the weights to evaluate. Collective."""
         return contextlib.nullcontext()
 
     def finish(self) -> None:
-        """After the last step: all ranks come to the same weights. Collective."""
+        """Bring all ranks to the same weights after the last step. Collective."""
 
     def start_account(self) -> None:
-        """Start an account of what is exchanged."""
+        """Start counting the exchanged bytes and seconds."""
 
     def account(self, steps: int) -> dict[str, float]:
-        """What one of the ``steps`` since then has exchanged and waited for, by its name in the
-        report; the same names on all ranks, none where nobody counts."""
+        """Return means over the ``steps`` since start_account(), by their names in the report; the
+        same names on all ranks, none if the method does not count."""
         return {}
 
     def codecs(self) -> list[CodecStretch]:
-        """Which codec was in use when, in the whole run, where that changes."""
+        """Return the codecs of the whole run with their steps, if the codec changes."""
         return []
 
     @property
     def error(self) -> RingcommError | None:
-        """ringcomm's error, where what raised it had to hide it."""
+        """Error of ringcomm behind a RuntimeError that hides it; None if there is none."""
         return None
 
     def optimizer_state(self) -> dict[str, Any]:
-        """The optimizer's part of a checkpoint. Collective."""
+        """Return the optimizer's part of a checkpoint. Collective."""
         return self.optimizer.state_dict()
 
     def gather_state_dict(self) -> dict[str, Any]:
-        """What else must be kept over a restart, the same on all ranks and for any number of them;
-        empty if nothing. Collective."""
+        """Return the method's part of a checkpoint, the same on all ranks and for any number of
+        them; may be empty. Collective."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Give back what ``gather_state_dict`` returned, after ``connect``."""
+        """Restore a state of ``gather_state_dict``, after ``connect``."""
 
 
 class Gradients(Method):
@@ -130,17 +130,17 @@ class Gradients(Method):
         )
 
     def no_exchange(self) -> contextlib.AbstractContextManager[None]:
-        """DDP's own."""
+        """Return DDP's no_sync()."""
         assert isinstance(self.model, DistributedDataParallel)
         return self.model.no_sync()
 
     def start_account(self) -> None:
-        """That of the hook."""
+        """Reset the hook's report."""
         if self._hook is not None:
             self._hook.reset()
 
     def account(self, steps: int) -> dict[str, float]:
-        """The hook's, over the steps that it remembers."""
+        """Return means of the hook's report, over the steps that it remembers."""
         if self._hook is None:
             return {}
         told = self._hook.report()["steps"]
@@ -152,57 +152,57 @@ class Gradients(Method):
         return {**figures, "sent_bytes_per_step": sent}
 
     def codecs(self) -> list[CodecStretch]:
-        """As the hook's report tells."""
+        """Return the codecs of the hook's report."""
         return self._hook.report().codecs if self._hook is not None else []
 
     @property
     def error(self) -> RingcommError | None:
-        """The error that made backward fail: DDP turns all into RuntimeError."""
+        """Error that made backward fail: DDP turns all into RuntimeError."""
         return self._hook.error if self._hook is not None else None
 
     def finish(self) -> None:
-        """With staleness the last mean is still to be applied."""
+        """Apply the last mean, which is still to come with method "stale"."""
         if self._hook is not None and self._hook.flush():
             self.optimizer.step()
             self.optimizer.zero_grad()
 
     def gather_state_dict(self) -> dict[str, Any]:
-        """That of ringcomm's hook. Collective."""
+        """Return the hook's state. Collective."""
         return self._hook.gather_state_dict() if self._hook is not None else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Into ringcomm's hook."""
+        """Restore the hook's state."""
         if self._hook is not None and state:
             self._hook.load_state_dict(state)
 
 
 class Momentum(Method):
-    """An optimizer that exchanges its own state. The model is in no DDP."""
+    """Optimizer that exchanges its own state. The model is in no DDP."""
 
     optimizer: Any
 
     def make_optimizer(self, groups: optim.Groups) -> optim.Optimizer:
-        """That of ringcomm.torch.optim. Collective."""
+        """Make an optimizer of ringcomm.torch.optim. Collective."""
         self._comm = self.world.comm or Communicator.create(rank=0, world_size=1)
         return optim.make_wire_optimizer(groups, self.options, self._comm)
 
     def evaluated(self) -> contextlib.AbstractContextManager[None]:
-        """With rank 0's buffers, as DDP has them: those of BatchNorm are each rank's own."""
+        """Give all ranks rank 0's buffers, as DDP does: those of BatchNorm differ by rank."""
         for buffer in self.bare.buffers():
             self._comm.broadcast(buffer)
         return contextlib.nullcontext()
 
     @property
     def sent(self) -> int:
-        """Bytes by now."""
+        """Bytes that the optimizer has sent so far."""
         return int(self.optimizer.carried)
 
     def start_account(self) -> None:
-        """Start from what it has sent by now."""
+        """Note the optimizer's bytes and seconds so far."""
         self._before = (self.sent, self.optimizer.waited_s)
 
     def account(self, steps: int) -> dict[str, float]:
-        """What the optimizer has sent, and how long it has waited."""
+        """Return the optimizer's bytes and waiting time per step."""
         sent, waited_s = self._before
         return {
             "exposed_s": (self.optimizer.waited_s - waited_s) / steps,
@@ -213,31 +213,31 @@ class Momentum(Method):
         }
 
     def optimizer_state(self) -> dict[str, Any]:
-        """For a world of any size. Collective."""
+        """Return the optimizer's state for a world of any size. Collective."""
         state: dict[str, Any] = self.optimizer.gather_state_dict()
         return state
 
 
 class Largest(Momentum):
-    """An optimizer on the CPU that exchanges the largest blocks of gradients."""
+    """Optimizer on the CPU that exchanges the largest blocks of gradients."""
 
     def make_optimizer(self, groups: optim.Groups) -> optim.Optimizer:
-        """That of ringcomm.torch.sparse. Collective."""
+        """Make an optimizer of ringcomm.torch.sparse. Collective."""
         self._comm = self.world.comm or Communicator.create(rank=0, world_size=1)
         return optim.make_sparse_optimizer(groups, self.options, self._comm)
 
     @property
     def sent(self) -> int:
-        """Bytes by now."""
+        """Bytes that the optimizer has sent so far."""
         return int(self.optimizer.sent_bytes)
 
     def no_exchange(self) -> contextlib.AbstractContextManager[None]:
-        """The optimizer's own: it begins in backward."""
+        """Return the optimizer's no_sync(), as its exchange begins in backward."""
         paused: contextlib.AbstractContextManager[None] = self.optimizer.no_sync()
         return paused
 
     def evaluated(self) -> contextlib.AbstractContextManager[None]:
-        """With all that is on its way."""
+        """Wait for exchanges in flight, then do as the base."""
         self.optimizer.flush()
         return super().evaluated()
 
@@ -245,8 +245,8 @@ class Largest(Momentum):
 class Apart(Method):
     """OuterStep around any optimizer of torch. The model is in no DDP.
 
-    A checkpoint has the anchor, and of the optimizer rank 0's state: what ranks have trained since
-    the last round is not in it.
+    A checkpoint has the anchor and rank 0's optimizer state, and not the ranks' own progress since
+    the last round.
     """
 
     def connect(self) -> None:
@@ -264,22 +264,22 @@ class Apart(Method):
         )
 
     def evaluated(self) -> contextlib.AbstractContextManager[None]:
-        """On the anchor."""
+        """Return a context in which the model has the anchor's weights."""
         return self._outer.anchor()
 
     def finish(self) -> None:
-        """A last round. Collective."""
+        """Make a last round. Collective."""
         self._outer.flush()
         self._outer.detach()
         self.evaluated = contextlib.nullcontext  # type: ignore[method-assign]
 
     def start_account(self) -> None:
-        """Start from what it has sent by now."""
+        """Note the bytes and seconds of rounds so far."""
         report = self._outer.report()
         self._before = (report.payload_bytes, report.sent_bytes, report.waited_s)
 
     def account(self, steps: int) -> dict[str, float]:
-        """What rounds have sent, and how long this rank has waited for them."""
+        """Return the bytes of rounds and this rank's waiting time per step."""
         report = self._outer.report()
         payload, sent, waited_s = self._before
         return {
@@ -289,11 +289,11 @@ class Apart(Method):
         }
 
     def gather_state_dict(self) -> dict[str, Any]:
-        """That of OuterStep. Collective."""
+        """Return OuterStep's state. Collective."""
         return self._outer.gather_state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Into OuterStep."""
+        """Restore OuterStep's state."""
         if state:
             self._outer.load_state_dict(state)
 
@@ -308,7 +308,7 @@ _METHODS: dict[str, type[Method]] = {
 
 
 def method_of(model: nn.Module, options: Options, world: World) -> Method:
-    """The method of the options; a collective. Raises ConfigError as it does."""
+    """Make the method that the options name; a collective. Raises ConfigError."""
     kind = _METHODS[options.method]
     if world.size == 1 and not issubclass(kind, Momentum):
         kind = Method

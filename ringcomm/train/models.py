@@ -27,7 +27,7 @@ _SIZES = {
 
 
 def family(name: str) -> Literal["resnet", "vit", "gpt"]:
-    """What kind of model a name stands for. ConfigError if it stands for none."""
+    """Return the kind of model that a name stands for. ConfigError if it is unknown."""
     if re.fullmatch(r"resnet\d{1,4}", name):
         depth = int(name.removeprefix("resnet"))
         if depth < 8 or (depth - 2) % 6:
@@ -47,7 +47,7 @@ def family(name: str) -> Literal["resnet", "vit", "gpt"]:
 
 
 def build(name: str, data: Data, *, seed: int) -> nn.Module:
-    """The model ``name`` for the shape and classes of ``data``, its weights drawn from ``seed``.
+    """Build the model ``name`` for the shape and classes of ``data``, its weights from ``seed``.
 
     Raises ConfigError if there is no such model, or it does not take this kind of data.
     """
@@ -68,5 +68,5 @@ def build(name: str, data: Data, *, seed: int) -> nn.Module:
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Number of trained values."""
+    """Return the number of trained values."""
     return sum(parameter.numel() for parameter in model.parameters())

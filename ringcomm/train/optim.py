@@ -31,17 +31,17 @@ _FINAL_RATE = 0.01
 _WARMUP = 0.1  # part of a run in which the rate rises
 _MOMENTUM = 0.9  # of sgd
 _VARIANCE = 0.3  # part of a run in which ZeroOneAdam learns it
-_BESIDE_MUON = 0.05  # AdamW's rate, for what Muon does not take, over Muon's
+_BESIDE_MUON = 0.05  # rate of AdamW, for the other parameters, over Muon's
 
 Groups = list[dict[str, Any]]
 
 
 class Optimizer(Protocol):
-    """What the trainer asks of torch's optimizers, and of two of them together."""
+    """Interface of torch's optimizers, and of two of them together, that the trainer uses."""
 
     @property
     def param_groups(self) -> Groups:
-        """Each with a rate; "rate_factor", if there is one, is its share of the run's rate."""
+        """Groups with their "lr"; "rate_factor", if present, is the share of the run's rate."""
 
     def step(self) -> Any:
         """Update the parameters."""
@@ -50,10 +50,10 @@ class Optimizer(Protocol):
         """Drop the gradients."""
 
     def state_dict(self) -> dict[str, Any]:
-        """For ``load_state_dict``."""
+        """Return the state, for ``load_state_dict``."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore a state of ``state_dict``."""
 
 
 class Together:
@@ -64,31 +64,31 @@ class Together:
 
     @property
     def param_groups(self) -> Groups:
-        """Of all parts."""
+        """Groups of all parts."""
         return [group for part in self.parts for group in part.param_groups]
 
     def step(self) -> None:
-        """Of all parts."""
+        """Update the parameters of all parts."""
         for part in self.parts:
             part.step()
 
     def zero_grad(self) -> None:
-        """Of all parts."""
+        """Drop the gradients of all parts."""
         for part in self.parts:
             part.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """By the number of the part."""
+        """Return the states by the number of the part."""
         return {str(number): part.state_dict() for number, part in enumerate(self.parts)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Into all parts."""
+        """Restore the states of all parts."""
         for number, part in enumerate(self.parts):
             part.load_state_dict(state_dict[str(number)])
 
 
 def groups(model: nn.Module, options: Options) -> Groups:
-    """The trained parameters, those that decay and those that do not."""
+    """Return two groups of the trained parameters: those with weight decay, those without."""
     decay = choices(options)[2]
     parameters = [p for p in model.parameters() if p.requires_grad]
     return [
@@ -98,7 +98,7 @@ def groups(model: nn.Module, options: Options) -> Groups:
 
 
 def make_optimizer(groups: Groups, options: Options) -> Optimizer:
-    """One of torch's, at the peak rate."""
+    """Make one of torch's optimizers at the peak rate."""
     name, rate, _ = choices(options)
     if name == "sgd":
         return torch.optim.SGD(groups, lr=rate, momentum=_MOMENTUM)
@@ -108,8 +108,8 @@ def make_optimizer(groups: Groups, options: Options) -> Optimizer:
 
 
 def _muon(groups: Groups, rate: float) -> Together:
-    """Muon for hidden matrices; AdamW for vectors, for filters, which are no matrices, and for the
-    first and last matrix, which are those of the symbols in and out."""
+    """Make Muon for hidden matrices and AdamW for the rest: vectors, filters, and the first and
+    last matrix, which embed the inputs and outputs."""
     matrices, vectors = groups[0]["params"], groups[1]
     square = [p for p in matrices[1:-1] if p.dim() == 2]
     hidden = {id(p) for p in square}
@@ -151,7 +151,7 @@ def make_wire_optimizer(
 def make_sparse_optimizer(
     groups: Groups, options: Options, comm: Communicator
 ) -> torch.optim.Optimizer:
-    """One of ringcomm.torch.sparse, at the peak rate. A collective."""
+    """Make an optimizer of ringcomm.torch.sparse at the peak rate. A collective."""
     name, rate, _ = choices(options)
     if name == "sgd":
         return sparse.SGD(groups, lr=rate, momentum=_MOMENTUM, density=DENSITY, comm=comm)
@@ -159,7 +159,7 @@ def make_sparse_optimizer(
 
 
 def parts(optimizer: Optimizer) -> list[torch.optim.Optimizer]:
-    """torch's optimizers that it consists of."""
+    """Return the torch optimizers that it consists of."""
     if isinstance(optimizer, Together):
         return optimizer.parts
     assert isinstance(optimizer, torch.optim.Optimizer)
@@ -167,14 +167,14 @@ def parts(optimizer: Optimizer) -> list[torch.optim.Optimizer]:
 
 
 def choices(options: Options) -> tuple[str, float, float]:
-    """(optimizer, peak rate, weight decay) as given, or as suits the model."""
+    """Return (optimizer, peak rate, weight decay) as given, or the defaults for the model."""
     name = options.optimizer or ("sgd" if family(options.model) == "resnet" else "adamw")
     rate, decay = _DEFAULTS[name]
     return name, rate if options.lr is None else options.lr, decay
 
 
 def require_suitable(options: Options) -> None:
-    """Raises ConfigError for an optimizer that cannot use what the codec delivers."""
+    """Raise ConfigError for an optimizer that cannot use gradients of the codec."""
     name = choices(options)[0]
     if options.codec == "onebit" and options.method in DDP_METHODS and name != "sgd":
         raise ConfigError(
@@ -185,7 +185,7 @@ def require_suitable(options: Options) -> None:
 
 
 def rate_at(step: int, steps: int, peak: float) -> float:
-    """Learning rate of a step (from 0) of ``steps``.
+    """Return the learning rate of a step (from 0) of ``steps``.
 
     It rises in a straight line over the first tenth of the run, then follows half a cosine down to
     1 % of the peak.
@@ -198,6 +198,6 @@ def rate_at(step: int, steps: int, peak: float) -> float:
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:
-    """Use ``rate`` in the coming step."""
+    """Set the learning rate of the next step."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("rate_factor", 1.0)

@@ -1,7 +1,7 @@
 """The command line: one frozen dataclass of settings and the parser that fills it.
 
-Invariants: this file does not import torch, so ``--help`` and a bad argument answer at once. What
-can be judged without the data and the world size is judged here; the rest by ``loop``. Every
+Invariants: this file does not import torch, so ``--help`` and a bad argument answer at once.
+Settings that need neither the data nor the world size are checked here; the rest by ``loop``. Every
 refusal is a ConfigError of one sentence that names the fix. No option is the beginning of one of
 torchrun's, which would take it for its own (so ``--log-file``, for it has ``--log-dir``).
 """
@@ -95,7 +95,7 @@ class Options:
                 )
 
     def _require_method(self) -> None:
-        """Raises ConfigError for settings of other methods, or other data, than those chosen."""
+        """Raise ConfigError for settings of other methods, or other data, than the chosen ones."""
         if self.image_size != Options.image_size and not self.data.startswith("folder:"):
             raise ConfigError(
                 f"--image-size is about images of a folder; leave it out with --data {self.data}"
@@ -132,8 +132,8 @@ class Options:
 
     @property
     def codec(self) -> Compression | Literal["auto"]:
-        """The codec of what travels, or "auto": as suits the method unless chosen. It says nothing
-        of the method sparse."""
+        """Codec of the exchanged data, or "auto"; the method's default unless chosen. Without
+        meaning for the method sparse."""
         alone = self.backend == "gloo" and not self.hook
         suits = {"momentum": "onebit", "outer": "int4"}.get(self.method, "bf16")
         chosen = self.compression or ("none" if alone else suits)
@@ -141,12 +141,12 @@ class Options:
 
     @property
     def sent(self) -> str:
-        """What the report says of what travels: the codec, or the density."""
+        """Codec, or density, of the exchanged data, for the report."""
         return f"density {DENSITY:g}" if self.method == "sparse" else self.codec
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
-    """Options from the command line (``sys.argv`` for None). Raises ConfigError; --help exits."""
+    """Parse the command line (``sys.argv`` for None). Raises ConfigError; --help exits."""
     return Options(**vars(_parser().parse_args(arguments)))
 
 

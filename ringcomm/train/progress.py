@@ -1,9 +1,8 @@
-"""What is shown while a run goes on, and the log on disk.
+"""Progress display of a run, and its log on disk.
 
-On a terminal: rich's progress bar. Elsewhere: a plain line each time. Under mpirun too, which
-gives its ranks a terminal of their own for standard output whatever its own goes to, but none for
-standard error: so both must be one. The log is JSON lines, one object per line, each with an
-"event":
+On a terminal: rich's progress bar. Elsewhere: a plain line each time. A terminal means both
+standard output and standard error, since mpirun gives its ranks a terminal for the former alone,
+whatever its own output goes to. The log is JSON lines, one object per line, each with an "event":
 
     config     the settings, at the start of each run (a resumed run appends: read the last object
                of a step)
@@ -57,7 +56,7 @@ class Log:
 
 
 class Progress(rich.progress.Progress):
-    """The state of the run for people. Used as a context manager; quiet on all ranks but 0."""
+    """Display of the run's state. Used as a context manager; quiet on all ranks but 0."""
 
     def __init__(self, steps: int, first: int, *, quiet: bool) -> None:
         terminal = sys.stdout.isatty() and sys.stderr.isatty()
@@ -69,7 +68,7 @@ class Progress(rich.progress.Progress):
         self._run = self.add_task("", total=steps, completed=first)
 
     def show(self, step: int, loss: float, rate: float, samples_per_s: float) -> None:
-        """Where the run is after ``step`` steps."""
+        """Show the state of the run after ``step`` steps."""
         text = f"step {step}/{self._steps}  loss {loss:.4f}  lr {rate:.2g}  "
         text += f"{samples_per_s:,.0f} samples/s"
         self.update(self._run, completed=step, description=text)
@@ -77,5 +76,5 @@ class Progress(rich.progress.Progress):
             self.say(text)
 
     def say(self, text: str) -> None:
-        """One line for people, above the bar."""
+        """Print one line for people, above the bar."""
         self.console.print(text, soft_wrap=True, markup=False)

@@ -1,9 +1,9 @@
 """The final report: one dictionary for the log, one table for people.
 
 Invariants: every figure in it was measured or counted in this run, each row of the table says how.
-Figures are means over the measured steps and over the ranks, so the parts of a step add up. What
-nobody counts is left out: of DDP's own exchange, and in a world of one, there are the step and its
-input alone.
+Figures are means over the measured steps and over the ranks, so the parts of a step add up. Figures
+that nobody counts are left out: for DDP's own exchange, and in a world of one, the report has only
+the step and its input.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _BY = {
 def build(
     run: Mapping[str, Any], held_out: Mapping[str, float], measured: Mapping[str, float]
 ) -> dict[str, Any]:
-    """The report as it is logged.
+    """Build the report for the log.
 
     Args:
-        run: what was run; needs "batch", the rest is passed on.
+        run: description of the run; needs "batch", the rest is passed on.
         held_out: loss, with accuracy (images) or perplexity (text).
-        measured: "step_s", "input_s" and what ``Method.account`` has; empty without steps.
+        measured: "step_s", "input_s" and the figures of ``Method.account``; empty without steps.
     """
     report = {**run, "held_out": dict(held_out), **measured}
     if measured:
@@ -42,7 +42,7 @@ def build(
 
 
 def table(report: Mapping[str, Any]) -> Table:
-    """The report for people, each figure with how it was measured."""
+    """Make the report for people, each figure with how it was measured."""
     title = (
         f"{report['model']} on {report['data']}: {report['steps']} steps, "
         f"{report['world_size']} rank{'s' if report['world_size'] > 1 else ''}"
@@ -79,7 +79,7 @@ def _bytes(count: float) -> str:
     return f"{count:.0f} bytes"
 
 
-#: Label, name in the report, form, and how it was measured, which fits the table's 80 columns.
+#: Label, name in the report, format, and how it was measured, short enough for 80 columns.
 _ROWS: Sequence[tuple[str, str, Callable[[Any], str], str]] = (
     ("throughput", "samples_per_s", "{:,.0f} samples/s".format, "global batch / step"),
     ("step", "step_s", _milliseconds, "mean over steps and ranks"),

@@ -5,9 +5,9 @@
 Each stage is (depth - 2) / 6 blocks of two convolutions and a shortcut; channels double with each
 halving.
 
-Why GroupNorm. BatchNorm's statistics run over the samples of one rank, so N ranks with a share of
-the batch each would compute another function than one process with the whole batch. GroupNorm
-looks at one sample at a time: gradients then differ only in the order in which they are summed.
+GroupNorm is used since BatchNorm's statistics run over the samples of one rank, so N ranks with a
+share of the batch each would compute another function than one process with the whole batch.
+GroupNorm looks at one sample at a time: gradients then differ only in their order of summation.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 _GROUPS = 8
-_GROUP_CHANNELS = 4  # a group of one channel would lose its mean, and mean pooling all with it
+_GROUP_CHANNELS = 4  # normalising a single channel removes its mean, which pooling then needs
 
 
 class ResNet(nn.Module):
-    """Images float [n, channels, H, W] to logits [n, classes]; depth = 6m + 2."""
+    """ResNet from images float [n, channels, H, W] to logits [n, classes]; depth = 6m + 2."""
 
     def __init__(self, depth: int, width: int, channels: int, classes: int) -> None:
         super().__init__()
@@ -44,7 +44,8 @@ class ResNet(nn.Module):
 
 
 class Block(nn.Module):
-    """x + f(x), f being two 3x3 convolutions; the shortcut is projected where the shape changes."""
+    """Residual block x + f(x), f being two 3x3 convolutions; a changed shape projects the
+    shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

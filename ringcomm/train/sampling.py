@@ -1,8 +1,8 @@
-"""Which samples each rank sees in each step, and the thread that fetches them ahead.
+"""Samples of each rank in each step, and the thread that fetches them ahead.
 
 An epoch is one permutation of the training set, drawn from (seed, epoch) alone. Step s of it takes
 the slice [s*batch, (s+1)*batch); rank r of n takes every n-th of that slice, from the r-th on, and
-cuts its share into micro-batches. What is left after the last whole slice is dropped.
+cuts its share into micro-batches. Samples after the last whole slice are dropped.
 
 Invariants: the shares of all ranks are disjoint and make up the slice, for any n that divides the
 batch; a position is a step number, so nothing but that number need be kept to resume.
@@ -23,12 +23,12 @@ MicroBatches = list[tuple[Tensor, Tensor]]
 
 
 class Sampler:
-    """The order of a training set of ``size`` samples for one rank."""
+    """Order of a training set of ``size`` samples for one rank."""
 
     def __init__(
         self, size: int, batch: int, *, rank: int, world_size: int, accumulate: int, seed: int
     ) -> None:
-        """``batch`` counts samples over all ranks.
+        """Set up the order; ``batch`` counts samples over all ranks.
 
         Raises ConfigError if it is not a multiple of world_size * accumulate, or exceeds the set.
         """
@@ -56,7 +56,7 @@ class Sampler:
         self.steps_per_epoch = size // batch
 
     def share(self, step: int) -> list[Tensor]:
-        """Sample numbers of this rank's micro-batches in a step (counted over all epochs)."""
+        """Return sample numbers of this rank's micro-batches in a step (counted over epochs)."""
         epoch, position = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed((self._seed << 24) + epoch)
@@ -67,7 +67,7 @@ class Sampler:
 
 
 def batches(data: Data, sampler: Sampler, first: int, last: int) -> Iterator[MicroBatches]:
-    """The micro-batches of steps first <= step < last, in order.
+    """Yield the micro-batches of steps first <= step < last, in order.
 
     Data on disk is fetched one step ahead in a thread. Data in memory is not: the thread would
     only take a core from backward.

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 class Block(nn.Module):
-    """Tokens [n, T, width] to tokens of the same shape."""
+    """Transformer block from tokens [n, T, width] to tokens of the same shape."""
 
     def __init__(self, width: int, heads: int, *, causal: bool) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; causal: a token sees itself and what stands before it."""
+    """Multi-head self-attention; causal: a token sees itself and earlier tokens."""
 
     def __init__(self, width: int, heads: int, *, causal: bool) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Attention(nn.Module):
 
 
 def init_weights(model: nn.Module, layers: int) -> None:
-    """Normal weights of deviation 0.02, smaller where a residual branch ends, as in GPT-2."""
+    """Draw normal weights of deviation 0.02, smaller where a residual branch ends, as in GPT-2."""
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             ends_branch = name.endswith(("attention.out", "mlp.2"))

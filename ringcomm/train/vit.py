@@ -13,7 +13,7 @@ from .transformer import Block, init_weights
 
 
 class ViT(nn.Module):
-    """Images float [n, C, H, W] to logits [n, classes]; H and W multiples of ``patch``."""
+    """ViT from images float [n, C, H, W] to logits [n, classes]; H and W multiples of ``patch``."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class ViT(nn.Module):
 
 
 def patch_size(height: int, breadth: int) -> int:
-    """Side of a patch: 16 for photographs, 4 for thumbnails, 2 for scans of a few pixels.
+    """Return the side of a patch: 16 for photographs, 4 for thumbnails, 2 for tiny scans.
 
     Raises ConfigError if the image is no whole number of patches.
     """
