@@ -38,7 +38,7 @@ from ringcomm.bootstrap.secret import Secret
 TRIALS = Path(__file__).resolve().parent / "trials"
 HOLD = 1.0
 """Seconds for which the last rank lets the others wait, at the rendezvous and at their lanes."""
-LIMIT = 40.0
+LIMIT = 120.0
 QUIET = "none"
 
 

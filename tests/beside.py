@@ -13,7 +13,7 @@ one, for they build in one folder, and all others the other. A lane that is thro
 other has last. They run in the repository's root, in a process of their own (this file as a
 script), of low priority so that tests that measure time do not feel them; a command that two tests
 name runs once. "{folder}" in a command is a folder of its own, which the test finds as
-beside.folder.
+beside.folder; "{python}" a Python that has imported PyTorch already (warm_python.py).
 
 Invariants: whatever becomes of pytest, nothing that a command started outlives it; a command whose
 test is not chosen is not run.
@@ -36,6 +36,8 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
+
+import warm_python
 
 ROOT = Path(__file__).resolve().parent.parent
 NICE = 10
@@ -76,14 +78,21 @@ class Beside:
         environment: Mapping[str, str],
     ) -> None:
         self._folders: dict[tuple[str, ...], Path] = {}
+        folder.mkdir(exist_ok=True)
+        python = str(warm_python.write(folder))
         jobs: list[list[tuple[str, list[str]]]] = []
         for lane in lanes:
             jobs.append([])
             for command in dict.fromkeys(map(tuple, lane)):
                 own = self._folders[command] = folder / str(len(self._folders))
                 (own / "folder").mkdir(parents=True)
-                words = [word.replace("{folder}", f"{own}/folder") for word in command]
+                words = [
+                    word.replace("{folder}", f"{own}/folder").replace("{python}", python)
+                    for word in command
+                ]
                 jobs[-1].append((str(own), words))
+        if any(python in words for lane in jobs for _, words in lane):
+            jobs.append([(str(folder), [sys.executable, warm_python.__file__, str(folder)])])
         self._process = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,

@@ -22,7 +22,7 @@ def test_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert strangers.main([*wanted, "--json", str(out)]) == 0
     (row,) = json.loads(out.read_text())
     assert (row["kind"], row["failed"], row["starts"], row["error"]) == ("hello", 0, 1, "")
-    assert row["rate"] > 10
+    assert row["rate"] > 0
     assert row["lines"] >= 1  # somebody was turned away
     assert "| hello " in capsys.readouterr().out
 

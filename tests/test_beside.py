@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import beside
 import pytest
+from patience import until
 
+PROGRAM = """
+import subprocess, sys
+from subprocess import PIPE
+
+def start(code):
+    return subprocess.Popen([sys.executable, "-c", code], stdout=PIPE, text=True)
+
+aborted = start("import os; os.abort()").wait()
+left = start("import time; print('is there', flush=True); time.sleep(600)")
+said = left.stdout.readline().strip()
+left.kill()
+left.communicate(timeout=300)  # to the end of its output: nobody is left who could write
+print(sys.argv[1:], "torch" in sys.modules, aborted, said, flush=True)
+sys.exit("over")
+"""
 SLEEPS = "setsid sleep 60 & echo $! >{folder}/pid; mv {folder}/pid {folder}/started; wait"
 
 
@@ -54,9 +69,7 @@ def test_nothing_is_left(tmp_path: Path) -> None:
     """Not even what has left its session and lost its parent."""
     with start(tmp_path, ("sh", "-c", SLEEPS), ("sh", "-c", f"touch {tmp_path}/second")):
         started = tmp_path / "0" / "folder" / "started"
-        until = time.monotonic() + 20
-        while not started.exists() and time.monotonic() < until:
-            time.sleep(0.01)
+        until(started.exists)
         pid = int(started.read_text())
         os.kill(pid, 0)
     with pytest.raises(ProcessLookupError):
@@ -69,3 +82,11 @@ def test_it_says_when_it_is_gone(tmp_path: Path) -> None:
         running._process.send_signal(signal.SIGTERM)
         with pytest.raises(AssertionError, match="is gone"):
             running.result(["sleep", "60"])
+
+
+@pytest.mark.torch
+@pytest.mark.beside("{python}", "-c", PROGRAM, "one", "two")
+def test_programs_of_the_warm_python(beside: beside.Done) -> None:
+    """As of any Python: arguments, exit codes, signals, and the programs that they start."""
+    assert beside.output == "['one', 'two'] True -6 is there\nover\n"
+    assert beside.code == 1

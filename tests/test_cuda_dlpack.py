@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu import LEGACY, PER_THREAD, Array, Gpu
+from patience import PATIENCE
 from ranks import run_ranks
 
 import ringcomm
@@ -185,7 +186,7 @@ def test_it_is_given_back_once_and_when_the_result_is_there(gpu: Gpu) -> None:
                 while not work.done():
                     time.sleep(1e-3)
                 del work
-            deadline = time.monotonic() + 10.0
+            deadline = time.monotonic() + PATIENCE
             while not found and time.monotonic() < deadline:
                 gc.collect()
                 time.sleep(1e-3)

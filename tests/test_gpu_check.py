@@ -40,7 +40,7 @@ def run(
         capture_output=True,
         text=True,
         check=False,
-        timeout=PATIENCE,
+        timeout=5 * PATIENCE,
     )
     checks = json.loads((out / "gpu_check.json").read_text())["checks"]
     assert all(f"{check['step']}, {check['name']}" in done.stdout for check in checks)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -263,7 +264,7 @@ def test_what_does_not_suit_is_warned_of_once_and_then_not_watched(
         reduce(late, model, gradients_of(model, comm.rank, 9))
         assert len(before_steps) == before + 1
         del late, state
-        until = time.monotonic() + 10
+        until = time.monotonic() + PATIENCE
         while len(before_steps) > before and time.monotonic() < until:
             gc.collect()  # the thread that completed its futures may hold it a moment longer
             time.sleep(0.01)

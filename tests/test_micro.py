@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 
 import pytest
 from beside import Done
@@ -14,7 +13,7 @@ from beside import Done
 
 @pytest.mark.slow
 @pytest.mark.beside(
-    sys.executable, "-m", "pytest", "bench", "--benchmark-disable", "-p", "no:cacheprovider"
+    "{python}", "-m", "pytest", "bench", "--benchmark-disable", "-p", "no:cacheprovider"
 )
 def test_every_micro_benchmark_runs(beside: Done) -> None:
     pytest.importorskip("pytest_benchmark")

@@ -297,7 +297,7 @@ def test_the_star_takes_those_with_the_token_only(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.beside(
-    sys.executable,
+    "{python}",
     str(BENCH / "peers.py"),
     "--libraries",
     "ringcomm,gloo,mpich",

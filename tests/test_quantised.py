@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import quantised_reference as quantised
+from patience import PATIENCE
 from quantised_reference import CODECS, Residuals
 from ranks import World, loopback_meshes
 from reference import Array
@@ -504,7 +505,7 @@ def test_payload_is_what_the_document_says(codec: str) -> None:
     mesh, other = loopback_meshes(2, 1, 1, config.congestion)
     comm = Communicator(Joined(mesh, config, None, "test"))
     with socket.socket(fileno=other.lanes[0].fd) as peer:
-        peer.settimeout(10)
+        peer.settimeout(PATIENCE)
         comm.allreduce(x, compression=codec, feedback=False, async_op=True)
         done = segments = 0
         while done < len(x):

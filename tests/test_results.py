@@ -578,7 +578,7 @@ def tiny(*words: str) -> Any:
     return pytest.param(
         words[0],
         marks=pytest.mark.beside(
-            sys.executable, str(BENCH / "results.py"), *words, "--quick", "--rows", "{folder}/rows"
+            "{python}", str(BENCH / "results.py"), *words, "--quick", "--rows", "{folder}/rows"
         ),
     )
 

@@ -161,7 +161,7 @@ def test_what_a_job_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 @pytest.mark.torch
 @pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
 @pytest.mark.beside(
-    sys.executable,
+    "{python}",
     str(BENCH / "results.py"),
     "collectives",
     "--quick",

@@ -133,7 +133,7 @@ def test_time_that_is_up_is_up_for_all() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
 @pytest.mark.beside(
-    sys.executable, str(BENCH / "results.py"), "real", "--quick", "--rows", "{folder}/rows"
+    "{python}", str(BENCH / "results.py"), "real", "--quick", "--rows", "{folder}/rows"
 )
 def test_a_short_run(beside: Done) -> None:
     """Four hosts train for four steps, and the loss is evaluated after two and after all."""

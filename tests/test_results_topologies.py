@@ -137,7 +137,7 @@ def test_tables_and_pictures_of_any_rows(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
 @pytest.mark.beside(
-    sys.executable,
+    "{python}",
     str(BENCH / "results.py"),
     "topologies",
     "--quick",

@@ -87,7 +87,7 @@ class Job:
                 process.kill()
                 process.wait()
         for reader in self._readers:
-            reader.join(timeout=1.0)  # a grandchild may hold the pipe open
+            reader.join(timeout=10.0)  # a grandchild may hold the pipe open
 
     def _exit_code(self, rank: int) -> int:
         code = self.ranks[rank].returncode

@@ -56,8 +56,8 @@ _figures: list[Figure] = []
 
 
 @pytest.fixture(scope="session")
-def face(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """face.c with the core's files that it calls, built and loaded."""
+def face(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """face.c with the core's files that it calls, built and loaded; in haste if none is timed."""
     compiler = os.environ.get("CC") or shutil.which("gcc")
     if not compiler:
         pytest.skip("the inner functions are built by gcc, which is not installed")
@@ -68,6 +68,7 @@ def face(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     command = [
         *compiler.split(),
         *build_ffi.compile_args(),
+        *(["-O0", "-U_FORTIFY_SOURCE"] if request.config.option.benchmark_disable else []),
         "-D_GNU_SOURCE",
         "-fPIC",
         "-shared",

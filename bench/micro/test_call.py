@@ -87,7 +87,7 @@ def pair(how: str, count: int) -> Iterator[Any]:
             yield made
         finally:
             made.close()
-        other.wait(10)
+        other.wait(60)
     finally:
         other.kill()
         other.wait()

@@ -65,7 +65,7 @@ def main() -> None:
     me = Identity(rank, world, None, None, "127.0.0.1", (port,), "explicit", "strangers")
     error = ""
     try:
-        joined = mesh.join(me, Config(connect_timeout=30.0), secret)
+        joined = mesh.join(me, Config(connect_timeout=90.0), secret)
     except RingcommError as failure:
         error = str(failure)
     # The clock is the same in all processes of a host.

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from bringup_world import Outcome, meshes, run_ranks
-from patience import PROMPT
+from patience import PATIENCE, PROMPT
 
 from ringcomm.bootstrap import hub, lanes, meeting, member, mesh, probe
 from ringcomm.bootstrap.launch import Identity
@@ -476,8 +476,8 @@ def each_rail_keeps_to_its_port(lab: Lab, found: list[mesh.Mesh]) -> None:
 
 
 def push(sender: Any, receiver: Any, size: int) -> None:
-    receiver.settimeout(10)
-    sender.settimeout(10)
+    receiver.settimeout(PATIENCE)
+    sender.settimeout(PATIENCE)
     unsent = unread = size
     while unread:  # to the last byte: what is still queued has not been counted by the port
         unsent -= sender.send(bytes(min(unsent, 65536))) if unsent else 0

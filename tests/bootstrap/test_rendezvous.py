@@ -223,7 +223,7 @@ def test_two_processes_claim_rank_0(port: int, candidates: int) -> None:
     first, second = sorted(outcomes.values(), key=lambda o: -o.seconds)
     assert isinstance(second.error, BootstrapError)
     assert "two processes of this job say that they are rank 0" in str(second.error)
-    assert second.seconds < 1.5
+    assert second.seconds < 2.0
     assert rows(first) == [(0, "duplicate"), (1, "never came to the rendezvous")]
     assert "another process of this job says that it is rank 0" in str(first.error)
 
