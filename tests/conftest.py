@@ -85,10 +85,12 @@ def beside(request: pytest.FixtureRequest, commands_beside: Beside) -> Done:
 
 @pytest.fixture(scope="session", autouse=True)
 def unlaunched() -> Iterator[None]:
-    """Takes away what would make a test a rank of something else, or choose its algorithms. Only
-    RINGCOMM_KERNEL_SET stays: results are the same by all sets, and so must the suite's be."""
+    """Takes away what would make a test a rank of something else, choose its algorithms, or have
+    some hundred programs compile the same modules. Only RINGCOMM_KERNEL_SET stays: results are the
+    same by all sets, and so must the suite's be."""
     settings = {"RINGCOMM_" + field.name.upper() for field in dataclasses.fields(Config)}
-    unwanted = (settings | {"RINGCOMM_SECRET"} | set(_TORCHRUN)) - {"RINGCOMM_KERNEL_SET"}
+    unwanted = {"RINGCOMM_SECRET", "PYTHONDONTWRITEBYTECODE", *_TORCHRUN, *settings}
+    unwanted.remove("RINGCOMM_KERNEL_SET")
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name in unwanted or name.startswith(_LAUNCHERS):
@@ -156,11 +158,11 @@ def gpu_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def gpu_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def gpu_kernels() -> Path:
     """What the fake driver runs of csrc/cuda/kernels.cu."""
     import emulation
 
-    return emulation.build(tmp_path_factory.mktemp("kernels") / "libkernels.so")
+    return emulation.shared()
 
 
 @pytest.fixture

@@ -107,6 +107,7 @@ class Tree:
             **os.environ,
             "PYTHONPATH": str(folder),
             "PYTEST_ADDOPTS": "",
+            "PYTHONDONTWRITEBYTECODE": "1",  # which knows a module by its second and its size
             "GIT_CEILING_DIRECTORIES": str(folder.parent),
         }
 

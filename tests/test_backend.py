@@ -7,11 +7,8 @@ import ctypes
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +17,9 @@ import pytest
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
+from beside import Done
 from faults import asynchrony, groups
-from faults.job import Job, Nursery, clean_environment
+from faults.job import Job, Nursery
 from faults.rank import Rank
 from patience import PATIENCE, PROMPT
 from ports import free_port
@@ -207,19 +205,15 @@ def test_under_another_launcher(nursery: Nursery) -> None:
         job.finish(quietly=False)
 
 
-def test_under_torchrun() -> None:
+@pytest.mark.beside(
+    *("env", *(f"{name}={value}" for name, value in LOOPBACK.items()), "{python}"),
+    *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+    *("tests/faults/launched.py", "--group"),
+)
+def test_under_torchrun(beside: Done) -> None:
     """Whose agent keeps the store."""
-    program = str(Path(__file__).parent / "faults" / "launched.py")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*launcher, program, "--group"],
-        env={**clean_environment(), **LOOPBACK},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr
-    printed = [json.loads(line) for line in done.stdout.splitlines()]
+    assert beside.code == 0, beside.output
+    printed = [json.loads(line) for line in beside.output.splitlines() if line.startswith("{")]
     assert sorted((one["rank"], one["values"]) for one in printed) == [(0, [3.0]), (1, [3.0])]
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import sys
 
 import pytest
 from beside import Done
@@ -37,7 +36,7 @@ LIFTED = ("reduce_scatter_v_cuda", "all_reduce_sum_cuda_async", "broadcast_cuda"
 
 
 @pytest.mark.beside(
-    sys.executable,
+    "{python}",
     "tests/torch_suite.py",
     "run",
     "ringcomm",
@@ -53,7 +52,7 @@ def test_a_sample_without_gates(beside: Done) -> None:
 
 
 @pytest.mark.beside(
-    sys.executable, "tests/torch_suite.py", "run", "ringcomm", "--match", ",".join(SAMPLE)
+    "{python}", "tests/torch_suite.py", "run", "ringcomm", "--match", ",".join(SAMPLE)
 )
 def test_a_sample(beside: Done) -> None:
     assert beside.code == 0, beside.output

@@ -19,7 +19,6 @@ from patience import PATIENCE
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "cuda"))
 
-import emulation  # noqa: E402
 import fake  # noqa: E402
 
 DRIVER = ROOT / "csrc" / "cuda" / "driver.h"
@@ -206,8 +205,7 @@ print(misuse().decode())
 """
 
 
-def test_the_packaged_kernels_run_on_the_fake(library: Path, tmp_path: Path) -> None:
-    kernels = emulation.build(tmp_path / "kernels.so")
+def test_the_packaged_kernels_run_on_the_fake(library: Path, gpu_kernels: Path) -> None:
     ptx = ROOT / "ringcomm" / "kernels.ptx"
-    said = ask(library, LAUNCH, str(ptx), FAKE_CUDA_KERNELS=str(kernels))
+    said = ask(library, LAUNCH, str(ptx), FAKE_CUDA_KERNELS=str(gpu_kernels))
     assert "written past the end of the 2002 bytes" in said

@@ -5,8 +5,12 @@ Needs a C compiler that is gcc or takes its flags. What the library exports is i
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,3 +48,17 @@ def compiled(library: Path, sources: Sequence[Path], flags: Sequence[str] = ()) 
 def build(library: Path, sources: Sequence[Path] = (), flags: Sequence[str] = ()) -> Path:
     """The emulation, with more sources beside it; raises as `compiled` does."""
     return compiled(library, [HERE / "emulate.c", *sources], [*EMULATED, *flags])
+
+
+@functools.cache
+def folder() -> Path:
+    """Where this process's tests keep what they build."""
+    made = Path(tempfile.mkdtemp(prefix="ringcomm-test-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
+@functools.cache
+def shared() -> Path:
+    """The emulation alone, built once."""
+    return build(folder() / "emulated.so")

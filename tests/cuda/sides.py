@@ -4,15 +4,11 @@ memory, and classes of values.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import functools
 import mmap
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import emulation
@@ -61,8 +57,6 @@ def pointer(array: Array | None) -> ctypes.c_void_p:
 @functools.cache
 def both_sides() -> Sides:
     """Compiles them, once."""
-    folder = Path(tempfile.mkdtemp(prefix="ringcomm-test-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     core = [
         CSRC / "kernels" / "scalar.c",
         *(CSRC / "codec").glob("*.c"),
@@ -70,8 +64,8 @@ def both_sides() -> Sides:
         emulation.HERE / "core.c",
     ]
     try:
-        gpu = ctypes.CDLL(str(emulation.build(folder / "emulated.so")))
-        host = ctypes.CDLL(str(emulation.compiled(folder / "core.so", core)))
+        gpu = ctypes.CDLL(str(emulation.shared()))
+        host = ctypes.CDLL(str(emulation.compiled(emulation.folder() / "core.so", core)))
     except OSError as error:
         pytest.skip(f"no C compiler: {error}")
     host.core_payload.restype = ctypes.c_size_t
