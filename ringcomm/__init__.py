@@ -4,7 +4,7 @@
     ringcomm.init()                                       # under torchrun, mpirun or srun
     ringcomm.allreduce(tensor, op="avg", compression="bf16")
 
-``__all__`` is the stable interface, and what ``dir`` shows; everything else is internal.
+``__all__`` is the stable interface, which ``dir`` shows; everything else is internal.
 """
 
 from __future__ import annotations

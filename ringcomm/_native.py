@@ -181,7 +181,7 @@ class Engine:
                     self._by_handle[_address(slot[0])] = self._watched.pop(slot)
                     found = found or slot[0] == work
             if not found:
-                time.sleep(1e-4)  # over before rc_submit, in another thread, has filled the slot
+                time.sleep(1e-4)  # over before rc_submit, on another thread, has filled its slot
 
     def free(self) -> None:
         """Stops the threads and frees the engine; called on one of them, returns before that is

@@ -300,7 +300,7 @@ def _numpy_view(obj: Any, array: np.ndarray[Any, Any], writable: bool) -> View:
         if writable:
             if _shares_memory(array.shape, array.strides, array.itemsize):
                 raise TensorError(_SHARED)
-            target = array.view()  # the caller may go on to change the flags or shape of its own
+            target = array.view()  # the caller may change the flags or shape of its own array
 
             def finish() -> None:
                 target[...] = dense

@@ -70,7 +70,7 @@ class Callers:
         self._lock = threading.RLock()  # guards all below; a signal handler may call within a call
         self._changed = threading.Condition(self._lock)
         self._threads: set[threading.Thread] = set()
-        self._spare = 0  # threads that stand by, or are going to
+        self._spare = 0  # threads that stand by, or are about to
         self._watched = False  # a stand-by thread measures how long the leader's callback takes
         self._leader: threading.Thread | None = None
         self._calling = False  # the leader is in a callback
@@ -120,7 +120,7 @@ class Callers:
         self._spare += 1
         try:
             thread.start()
-        except BaseException:  # at the interpreter's end there are no more
+        except BaseException:  # at the interpreter's end no thread can start
             self._threads.discard(thread)
             self._spare -= 1
             raise
@@ -175,7 +175,7 @@ class Callers:
             call = self._source.take(0 if stopping else _TAKE_MS)
             if call is not None:
                 self._call(me, call)
-                del call  # it holds the work, and so the tensor
+                del call  # the callback holds the work, and so the tensor
             elif stopping:
                 with self._lock:
                     self._ended = True

@@ -31,7 +31,7 @@ class Collectives:
     world_size: int
     config: Config
     _shortcut: Shortcut
-    _run: Callable[..., Any]  # Communicator's
+    _run: Callable[..., Any]  # defined by Communicator
 
     @overload
     def allreduce(
@@ -244,7 +244,7 @@ class Collectives:
         Work). Root's tensor is only read."""
         if timeout is None and not async_op and self._shortcut.broadcast(tensor, root):
             return tensor
-        check_autograd(tensor)  # on root, too, or the others alone would refuse
+        check_autograd(tensor)  # on root, too, or only the other ranks would raise
         dst = view(tensor, writable=self.rank != root)
         return self._run(
             lib.RC_BROADCAST, dst, dst, dst.count, root=root, async_op=async_op, timeout=timeout

@@ -101,10 +101,10 @@ class Communicator(Collectives):
         self._in_flight: dict[int, Work] = {}
         self._collect_at = _UNWAITED
         self._timeline: Timeline | None = None
-        self.is_timed = bool(config.timeline)  # each of its collectives has to be a Work
+        self.is_timed = bool(config.timeline)  # then no collective takes the shortcut
         self._shortcut = Shortcut(self)
         self._handle: Any = None
-        self._pipe: Pipe | None = None  # of the first GPU tensor
+        self._pipe: Pipe | None = None  # made with the first GPU tensor
         self._began = time.monotonic()
         self._has_told_failure = False
         try:
@@ -168,7 +168,7 @@ class Communicator(Collectives):
         """
         self._require_open()
         for name, value in (("color", 0 if color is None else color), ("key", key)):
-            whole = is_integer(value) or isinstance(value, (bool, np.bool_))  # rank < 2
+            whole = is_integer(value) or isinstance(value, (bool, np.bool_))  # e.g. color=rank < 2
             if not whole or not -(2**63) <= int(value) < 2**63:
                 raise ConfigError(f"{name}={value!r}: give an integer of 64 bits")
         self._splits += 1
@@ -267,7 +267,7 @@ class Communicator(Collectives):
             for work in self.works_in_flight():
                 work.done()
             while {thread for thread, _ in self._inside.values()} - {threading.get_ident()}:
-                time.sleep(_LOOK_S)  # their works are over
+                time.sleep(_LOOK_S)  # until their calls return; their works are over
             lib.rc_comm_free(handle)
             _native.release_engine(self.config.kernel_set)
             if self._timeline is not None:
@@ -462,7 +462,7 @@ class Communicator(Collectives):
         in_flight = self._in_flight
         try:
             oldest = list(islice(in_flight.values(), _OLDEST))
-        except RuntimeError:  # another thread's call came in between, and looks itself
+        except RuntimeError:  # another thread's call changed it, and checks itself
             return
         for work in oldest:
             if not work.done():

@@ -157,14 +157,14 @@ class Config:
 
     probe: bool = True
     """Measure the rails while the ranks are joined, for up to 0.3 s, where two ranks have more than
-    one; otherwise the first collectives find out. Same on all ranks."""
+    one; else the first collectives measure them. Same on all ranks."""
 
     segment_bytes: int = 0
     """Largest payload of one frame in bytes, a multiple of 4096, 4 KiB to 4 MiB. 0: 1 MiB if all
     ranks share a host, else 256 KiB. Same on all ranks."""
 
     timeout: float = 300.0
-    """Seconds until a collective that has not completed fails, unless the call says otherwise."""
+    """Seconds until a collective that has not completed fails, unless the call gives its own."""
 
     connect_timeout: float = 30.0
     """Seconds within which all ranks must have found each other."""

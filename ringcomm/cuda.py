@@ -113,7 +113,7 @@ def chosen_stream() -> int | None:
 
 
 def _handle_of(given: Any) -> int:
-    for name in ("cuda_stream", "ptr"):  # torch's and CuPy's
+    for name in ("cuda_stream", "ptr"):  # attributes of torch's and CuPy's streams
         given = getattr(given, name, given)
     if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < 2**63:
         raise ConfigError(f"{given!r} is no stream: give one of torch or CuPy, or its handle")

@@ -298,7 +298,7 @@ def _stream_of(about: dict[str, Any], obj: Any) -> int:
 
 def _dlpack_view(obj: Any) -> DeviceView:
     """Makes a DeviceView by DLPack, which has no read-only flag: producers export no such ones."""
-    try:  # 0 is no stream in DLPack
+    try:  # DLPack has no stream 0
         capsule = obj.__dlpack__(stream=cuda.chosen_stream() or _LEGACY_STREAM)
         found = dlpack.look(capsule)
     except (TypeError, ValueError, BufferError, RuntimeError) as error:

@@ -2,7 +2,7 @@
 ``naming``, which adds the user's call to the error of a collective, and ``warn_caller``.
 
 Invariants: an error names the event, the culprit (rank, host, rail, lane), the collective (seq) and
-the time, and tells the remedy. Errors survive pickling, so they cross process pools whole.
+the time, and gives the remedy. Errors survive pickling, so they cross process pools whole.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def did_you_mean(given: object, known: Iterable[str], prefix: str = "") -> str:
 
 
 _naming = threading.local()
-_named: weakref.WeakSet[RingcommError] = weakref.WeakSet()  # one may be raised again and again
+_named: weakref.WeakSet[RingcommError] = weakref.WeakSet()  # an error may be raised repeatedly
 
 
 @contextlib.contextmanager
@@ -129,7 +129,7 @@ def naming(call: str, told: str | None = None) -> Iterator[None]:
     try:
         yield
     except RingcommError as error:
-        if error.seq is not None and error not in _named:  # a collective's
+        if error.seq is not None and error not in _named:  # an error of a collective
             alike = " (all ranks must take part)" if isinstance(error, MismatchError) else ""
             error.args = (f"{call}{alike}: {error}",)
             _named.add(error)

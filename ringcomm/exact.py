@@ -11,8 +11,8 @@ An own state of residuals has these keys, of which a gathered one lacks the firs
     worker        residual of this rank's contributions: float32[count]
     owner         residual of the results that it makes, from element owner_start on: float32
 
-Another rank of as many may load it, as where only rank 0 has saved: what was that rank's own starts
-from zero then, with a warning. In a world of another size it is refused.
+Another rank of a world of this size may load it, e.g. if only rank 0 has saved: its residuals then
+start from zero, with a warning. In a world of another size it is refused.
 
 Invariants: it holds tensors, strings and numbers only, so torch.load reads it with
 weights_only=True. A state that is refused changes nothing.

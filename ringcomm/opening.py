@@ -15,7 +15,7 @@ from .bootstrap.mesh import Mesh
 from .config import ALGORITHMS, Config
 
 _SPIN_US = 50  # two scheduler delays, which a spin saves
-_CROWDED_SPIN_US = 500  # some turns of the other ranks on the same core
+_CROWDED_SPIN_US = 500  # several turns of the other ranks on the same core
 _SEGMENT = 256 << 10
 _ONE_HOST_SEGMENT = 1 << 20
 # bytes per second that one thread carries each way: docs/decisions/42-second-sending-thread.md

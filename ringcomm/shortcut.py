@@ -121,7 +121,7 @@ class Shortcut:
 
         Raises:
             TensorError, ConfigError: as the long way does.
-            RingcommError: the collective failed; the class says how.
+            RingcommError: the collective failed; the class tells how.
         """
         return self._run(tensor, plain_memory(tensor), (_ALLREDUCE, op, compression, 0))
 

@@ -37,7 +37,7 @@ from .exact import as_callers, is_exact, is_own, without_exact
 from .work import Work
 
 _STATE = 1
-_MOST_GATHERED = 4  # ranks up to which one trip of exact sums is worth its bytes
+_MOST_GATHERED = 4  # most ranks for which "auto" sends every payload to all
 AGGREGATES = ("mean", "senders")
 EXCHANGES = ("auto", "gather", "owner")
 
@@ -387,7 +387,7 @@ class _Owner:
         self._exchange = exchange
         self._format = format
         comm, sent = exchange.comm, exchange.format
-        chunks = -(-sent.chunks(exchange.count) // comm.world_size)  # of a range
+        chunks = -(-sent.chunks(exchange.count) // comm.world_size)  # chunks of a range
         self._elems = chunks * sent.chunk
         self._start, self._own = self._range(comm.rank)
         part, result = chunks * sent.record_bytes(), chunks * format.record_bytes()

@@ -21,7 +21,7 @@ _TO_SHARED = ("_share_fd_cpu_", "_share_filename_cpu_")
 #: Names the collective in flight that uses memory from one address to another; "" if there is none.
 #: Set by communicator.py.
 user_of: Callable[[int, int], str] = lambda start, stop: ""  # noqa: E731
-_guarded: list[Any] = []  # the module torch
+_guarded: list[Any] = []  # holds the module torch once it is guarded
 
 
 def torch_of_caller() -> Any:

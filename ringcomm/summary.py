@@ -10,7 +10,7 @@ from .bootstrap.join import Joined
 from .bootstrap.mesh import LaneSocket, Mesh
 from .config import DEFAULT, Config, compression_from_env
 
-_TCP_CONGESTION = 13  # of linux/tcp.h
+_TCP_CONGESTION = 13  # TCP_CONGESTION in linux/tcp.h
 
 
 def summary_of(joined: Joined, algorithms: str, kernel_set: str, group_codec: str | None) -> str:

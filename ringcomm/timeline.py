@@ -201,7 +201,7 @@ class Timeline:
 
     def submitted(self, work: Work) -> None:
         """Writes that a work was submitted to the core."""
-        began = work.stats().submitted_ns or time.monotonic_ns()  # a GPU's may not be there yet
+        began = work.stats().submitted_ns or time.monotonic_ns()  # a flight may have none yet
         common = self._common(work)
         self._file.write(
             {"ph": "b", "name": work.name, "ns": began, **common},

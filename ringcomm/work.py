@@ -125,7 +125,7 @@ class Work:
             ConfigError: ``timeout`` is no number.
             CommTimeoutError: still in flight after ``timeout``; the collective continues, and
                 wait() may be called again.
-            RingcommError: the collective failed; the class says how.
+            RingcommError: the collective failed; the class tells how.
         """
         self._comm.require_own_process()
         if timeout is not None and not is_number(timeout):
@@ -254,7 +254,7 @@ class Work:
             for held in self._held:
                 if held.finish is not None:
                     held.finish()
-        except Exception as error:  # the tensor was changed in flight
+        except Exception as error:  # the caller changed the tensor in flight
             return TensorError(
                 f"{self.name} #{self.seq}: the result is complete, and cannot be "
                 f"written to the tensor: {error}",

@@ -159,7 +159,7 @@ class Freight:
     Attributes:
         large: elements that travel by the codec.
         small: elements that travel at bf16 where the codec quantises.
-        plain: bytes that travel as they are, whatever the codec.
+        plain: bytes that are never encoded.
         width: bytes of an element without a codec.
     """
 
@@ -412,7 +412,7 @@ class Law:
         self._since = 0
         self._is_settled = False  # True once a measurement led to a decision
         self._is_first_window = True
-        self._harsher = self._gentler = 0  # windows in a row that ask for it
+        self._harsher = self._gentler = 0  # consecutive windows in favour of such a rung
 
     def decide(
         self,

@@ -1,7 +1,7 @@
 """Bring-up: from a launcher's environment to connected, authenticated sockets.
 
     launch, launchers         rank, world size and meeting point of this process
-    secret, terms, handshake  who may take part
+    secret, terms, handshake  authentication of the ranks
     netlink, interfaces       the network ports of this host
     rendezvous                how ranks exchange a few bytes (hub, member, meeting: our own way)
     join                      what ringcomm.init calls: arguments in, mesh out

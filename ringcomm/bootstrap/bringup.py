@@ -1,7 +1,7 @@
 """Rounds 2 to 5 of a bring-up, for one rank: offer, connect, commit, share.
 
 mesh.py has the whole sequence and its result. Invariants: this object owns every socket
-until run() hands the lanes over; close() leaves none behind, whatever happened before.
+until run() hands the lanes over; close() closes all others, after any error.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Bringup:
         self._pairings: dict[int, list[Pairing]] = {}
         self._link_mbit = 0
         self._maker: LaneMaker | None = None
-        self._rates: dict[int, float] = {}  # as probed, bytes per second by rail
+        self._rates: dict[int, float] = {}  # probed rates by rail, bytes per second
 
     def run(self, exchange: Exchange, deadline: float) -> Mesh:
         """Runs rounds 2 to 5 and returns the mesh. Raises the errors of mesh.connect()."""
@@ -307,7 +307,7 @@ class Bringup:
         """Returns our and the peer's address on a rail."""
         ours = self._ports[self._rank][pairing.ours]
         found = meet(ours, self._ports[peer][pairing.theirs])
-        assert found is not None  # else pair() had raised
+        assert found is not None  # else pair_all() had raised
         return found
 
     def _same_host(self, peer: int) -> bool:
@@ -377,7 +377,7 @@ class Bringup:
         pairing = next(p for p in self._pairings[lane.peer] if p.rail == lane.rail)
         here = self._end(self._rank, pairing.ours, sock.getsockname()[0])
         there = self._end(lane.peer, pairing.theirs, sock.getpeername()[0])
-        if self._same_host(lane.peer):  # whatever becomes of the port
+        if self._same_host(lane.peer):  # such a lane does not end with its port
             return LaneSocket(*lane, sock.detach(), 0.0, here, there)
         keep_on_port(sock, self._interfaces[pairing.ours], self._interfaces)
         speed = self._speed(lane, pairing)

@@ -1,8 +1,8 @@
 """The last round of bring-up: both ends of every lane agree on whether it exists.
 
 A lane counts if both its ends made it. Invariants: every rank judges all pairs from the same
-parts, so all succeed or all raise the same table; a pair of ranks without any lane is a failure,
-a rail without any, beside one that has some, is left out."""
+parts, so all succeed or all raise the same table; a pair of ranks without any lane is a failure;
+a rail without lanes is left out if the pair has another one."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ def exchange_round(
     """Runs one round and returns the parts of all ranks in rank order, read by
     ``read(rank, record)``.
 
-    If make() fails, the other ranks are told why before its error is raised here. Raises that,
-    or BootstrapError naming the ranks that failed so.
+    If make() fails, the reason is sent to the other ranks before its error is raised here. Raises
+    that error, or BootstrapError naming the ranks whose make() failed.
     """
     failure: RingcommError | None = None
     try:
@@ -72,7 +72,7 @@ class Greeting:
     machine_key: str
     """Equal for two ranks exactly if they share a kernel, and so its cores."""
     session: str
-    """Random; rank 0's stands for this bring-up in every lane's handshake."""
+    """Random name; rank 0's identifies this bring-up in every lane's handshake."""
     settings: dict[str, str]
     """Settings that must be equal on all ranks, by name."""
 
@@ -94,16 +94,17 @@ class Greeting:
 
 
 def machine_key() -> str:
-    """Names this kernel, as long as it runs."""
+    """Returns an identifier of this running kernel."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return _digest(file.read().strip())
-    except (FileNotFoundError, PermissionError):  # not for want of descriptors: hosts would differ
+    except (FileNotFoundError, PermissionError):  # EMFILE is raised, or keys would differ
         return _digest(socket.gethostname())
 
 
 def host_key() -> str:
-    """Names this kernel and this network namespace: containers count as hosts of their own."""
+    """Returns an identifier of this kernel and network namespace, so that a container counts as a
+    host."""
     try:
         namespace = os.readlink("/proc/thread-self/ns/net")
     except (FileNotFoundError, PermissionError):
@@ -141,7 +142,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """Round 2: where one rank listens."""
+    """Round 2: ports and addresses on which one rank listens."""
 
     seconds_left: float
     """Seconds until the rank's own deadline; the earliest counts for all."""

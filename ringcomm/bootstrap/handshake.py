@@ -11,12 +11,12 @@ Both ends prove that they hold the key and mean the same connection: the transcr
 version, job, world size, the ranks of both ends, role, rail, lane, epoch, security level and both
 nonces. The role words keep a proof from being reflected, the nonces from being replayed. Without
 a secret (loopback, or insecure) the key is derived from the job, so that a process of another job
-is still told apart.
+is still refused.
 
 Client and Server are machines without I/O: exactly ``want`` bytes in, bytes to send out. run()
 drives one over a blocking socket, acceptor.py and dialer.py over non-blocking ones.
 
-Invariants: a server reads at most 160 bytes from anyone and says nothing to a stranger whose
+Invariants: a server reads at most 160 bytes from anyone and sends nothing to a stranger whose
 first bytes are not ours; without a secret neither end believes a process of another user (vet);
 nothing in HELLO is believed before its PROOF is good, and then only what equals the server's own
 terms; every failure is a RefusedError.
@@ -53,7 +53,7 @@ _CHALLENGE_MAGIC = b"RCOMMch\n"
 _HELLO = struct.Struct("<8sHBBIIIHHI32s4s32s28x")
 _CHALLENGE = struct.Struct("<8sHBB4s32s")
 _VERDICT = struct.Struct("<B3xI24x32s")
-_PREFIX_BYTES = 10  # magic and version: the same in every version of the protocol
+_PREFIX_BYTES = 10  # magic and version, equally long in every version of the protocol
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
 
@@ -73,7 +73,7 @@ class Client:
     Args:
         key: our key.
         terms: the connection that we want.
-        vet: asked as soon as the other end has said something.
+        vet: called once the other end has sent its first bytes.
     """
 
     def __init__(self, key: Key, terms: Terms, vet: Vet | None = None) -> None:
@@ -180,9 +180,9 @@ class Server:
         terms: the terms to accept; the client chooses client_rank, rail and lane.
         admit: called with the client's proven terms; returns None, or the RefusedError to end with
             (from unexpected() or duplicate()).
-        vet: asked when the client has sent its HELLO.
+        vet: called once the client has sent its HELLO.
 
-    After a feed() that returned something, ``done`` says yes, ``refusal`` why not.
+    After the last feed() ``done`` is True, or ``refusal`` is the reason.
     """
 
     def __init__(

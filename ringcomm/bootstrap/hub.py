@@ -32,7 +32,7 @@ from .suspicion import Lost
 from .terms import Key, RefusedError, Terms, duplicate, unexpected
 
 HEADER = struct.Struct("<BxHII")
-"""kind, round, milliseconds until the sender's deadline, payload bytes."""
+"""Header of a message: kind, round, milliseconds until the sender's deadline, payload bytes."""
 BLOB, ALL, FAILED = 1, 2, 3
 LENGTH = struct.Struct("<I")
 """Length before each rank's blob in ALL."""
@@ -109,7 +109,7 @@ class Hub:
             member.close()
         self._loop.close()
 
-    # -- what the members do --
+    # -- called by the members' connections --
 
     def expect_by(self, deadline: float) -> None:
         """Takes a member's deadline if it is earlier than the hub's."""
@@ -148,7 +148,7 @@ class Hub:
         )
 
     def _fail(self) -> BootstrapError:
-        """Tells the members and returns the error to raise."""
+        """Sends FAILED to the members and returns the error to raise."""
         ranks = sorted(self._gone) or range(1, self._world)
         rows = [row for row in map(self._row, ranks) if row is not None]
         if self._rivals.found is not None:
@@ -167,7 +167,7 @@ class Hub:
         return join_error(headline, rows)
 
     def _row(self, rank: int) -> Row | None:
-        """Returns a row with what is wrong with a rank; None if nothing is."""
+        """Returns a row with the problem of a rank; None if it has none."""
         member = self._members.get(rank)
         if member is None:
             trouble = self._acceptor.trouble if self._acceptor is not None else ""
@@ -178,7 +178,7 @@ class Hub:
             return Row(rank, -1, member.address, "came, but stopped answering")
         return None
 
-    # -- who comes in --
+    # -- the acceptor's callbacks --
 
     def _admit(self, claimed: Terms) -> RefusedError | None:
         if claimed.rail or claimed.lane:

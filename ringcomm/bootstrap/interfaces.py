@@ -1,4 +1,4 @@
-"""The network ports of this host, and which of them to use.
+"""The network ports of this host, and the choice of those to use.
 
 Invariants: nothing is derived from the host's name (it often resolves to 127.0.1.1); an interface
 that is chosen has at least one address that peers can use; the loopback is never chosen for a job
@@ -18,7 +18,7 @@ from .netlink import Address
 _IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40
 _IFA_TENTATIVE, _IFA_DADFAILED, _IFA_DEPRECATED, _IFA_TEMPORARY = 0x40, 0x08, 0x20, 0x01
 
-# Devices that carry other traffic than the hosts' own, or carry it somewhere slow.
+# Devices for traffic of containers and virtual machines, or with a slow way to other hosts.
 _VIRTUAL_NAMES = ("docker", "br-", "virbr", "cni", "flannel", "veth", "cali", "lxc", "podman")
 _VIRTUAL_KINDS = frozenset(
     ("bridge", "dummy", "gre", "ip6tnl", "ipip", "sit", "tun", "vxlan", "wireguard", "ifb", "vrf")
@@ -32,7 +32,7 @@ class Interface:
     name: str
     index: int
     kind: str
-    """"loopback", "ethernet", or the kernel's name for a software device ("veth", "bond", ...)."""
+    """Kind: "loopback", "ethernet", or the kernel's name for a software device ("veth", ...)."""
     up: bool
     running: bool
     """True if a cable is plugged in, as far as the driver knows."""
@@ -40,7 +40,7 @@ class Interface:
     virtual: bool
     """True for a container, virtual machine or tunnel device, used only if there is no other."""
     mbit_per_s: int | None
-    """Speed of a hardware port; None where it is not known (or made up, as by veth)."""
+    """Speed of a hardware port; None where it is unknown (or invented, as by veth)."""
     addresses: tuple[Address, ...]
     """Addresses, IPv4 first, then IPv6, link-local ones last in each; none that is tentative or
     deprecated."""

@@ -1,6 +1,6 @@
 """Result of a bring-up: the mesh of all ranks, ready to be handed to the core.
 
-Invariants: plain data; the file descriptors in it belong to whoever holds the Mesh.
+Invariants: plain data; the holder of a Mesh owns the file descriptors in it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LaneSocket:
     lane: int
     """Number of the connection on its rail."""
     fd: int
-    """Descriptor of the socket; whoever takes the lane closes it."""
+    """Descriptor of the socket, to be closed by the lane's new owner."""
     bytes_per_s: float
     """Speed as probed, else that of the slower of the two ports; 0.0: not known."""
     here: str = ""
@@ -49,14 +49,14 @@ class Mesh:
     hosts: list[str]
     """Host name of each rank."""
     host_numbers: list[int]
-    """Ranks with equal numbers share a host (and its network namespace)."""
+    """Number of each rank's host; ranks with equal numbers share it and its network namespace."""
     rails: list[RailInfo]
     lanes: list[LaneSocket]
     """Lanes by peer, rail and lane; both ends have the same."""
     local_rank: int
     local_world_size: int
     ranks_on_machine: int
-    """Ranks that share this machine's cores, in whichever container or network namespace."""
+    """Number of ranks on this machine's cores, in any container or network namespace."""
     shared: list[int] = dataclasses.field(default_factory=list)
     """Descriptor of a file in memory that all ranks of this host have opened, as the ranks of
     every other host have opened theirs; empty if there is none, or once it is handed on."""

@@ -31,7 +31,7 @@ from .terms import Key, Outcome, RefusedError, Terms
 
 _STAGGER = 0.1  # seconds between starting to try one candidate port and the next
 _RESOLVE_PAUSE = 0.5
-_VERDICT_PATIENCE = 1.5  # seconds past our own deadline for the hub to say who is missing
+_VERDICT_PATIENCE = 1.5  # seconds past our own deadline for the hub to send the missing ranks
 
 
 def open_member(
@@ -154,7 +154,7 @@ class Member:
         left_ms = max(0, min(int(1000 * (deadline - time.monotonic())), 2**32 - 1))
         try:
             self._arm(deadline)
-            # Rank 0 may have said already that the bring-up failed, and left.
+            # Rank 0 may have sent FAILED already, and left.
             with contextlib.suppress(ConnectionError):
                 self._sock.sendall(HEADER.pack(BLOB, self._round, left_ms, len(blob)) + blob)
             return self._answer(deadline + _VERDICT_PATIENCE)

@@ -43,11 +43,11 @@ def join(
 ) -> Mesh:
     """Calls connect() over the given exchange, or over our own rendezvous, and closes it.
 
-    Raises what connect() and rendezvous.open_tcp() raise.
+    Raises the errors of connect() and rendezvous.open_tcp().
     """
     deadline = time.monotonic() + config.connect_timeout
     if exchange is None and identity.world_size > 1:
-        if identity.rank == 0:  # the others can tell it in the rendezvous
+        if identity.rank == 0:  # other ranks check in round 2 and can report there
             world = identity.world_size
             require_descriptors(world, f"the rendezvous of {world} ranks")
         exchange = open_tcp(identity, config, secret, deadline)
@@ -75,7 +75,7 @@ def connect(
             None. The earliest of all ranks counts.
 
     Raises ConfigError for settings that cannot work or differ between ranks, BootstrapError with
-    a table of who was reached where if not all ranks could be joined.
+    a table of the tried addresses if not all ranks could be joined.
     """
     if identity.world_size == 1:
         return Mesh(0, 1, [socket.gethostname()], [0], [], [], identity.local_rank or 0, 1, 1)

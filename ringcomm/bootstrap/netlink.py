@@ -54,7 +54,7 @@ class Link:
     index: int
     name: str
     flags: int
-    """IFF_* bits."""
+    """Flags, IFF_* bits."""
     kind: str
     """Driver kind of a software device ("veth", "bridge", "bond", ...); empty for hardware."""
 
@@ -66,7 +66,7 @@ class LinkAddress:
     index: int
     address: Address
     flags: int
-    """IFA_F_* bits."""
+    """Flags, IFA_F_* bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +136,7 @@ def tcp_socket(local: tuple[str, int], remote: tuple[str, int]) -> TcpSocket | N
         found = _tcp_socket_by_diag(local, remote)
         if found is not None:
             return found
-    return _tcp_socket_by_proc(local, remote)  # one without its module for TCP knows none
+    return _tcp_socket_by_proc(local, remote)  # a kernel without tcp_diag finds none above
 
 
 def _tcp_socket_by_diag(local: tuple[str, int], remote: tuple[str, int]) -> TcpSocket | None:
@@ -153,7 +153,7 @@ def _tcp_socket_by_diag(local: tuple[str, int], remote: tuple[str, int]) -> TcpS
         return None
     finally:
         answers.close()
-    if answer[4 : 4 + _SOCKET_ID.size] != ends:  # a listener, which takes all that has no other
+    if answer[4 : 4 + _SOCKET_ID.size] != ends:  # a listener, found as there is no such connection
         return None
     _family, state, _expires, _read, _write, uid, inode = _DIAG_ANSWER.unpack_from(answer)
     return TcpSocket(state, uid, inode)

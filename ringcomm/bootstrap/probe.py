@@ -110,7 +110,7 @@ class _Stream:
     def finish(self) -> None:
         """Sends the measured rate behind the data and shuts down the sending side."""
         if self.sending:
-            with contextlib.suppress(BlockingIOError):  # it is full: at the next turn
+            with contextlib.suppress(BlockingIOError):  # full: tried again in the next turn
                 self.sock.send(_RATE.pack(round(self.heard() / 1e3)))
                 self.sock.shutdown(socket.SHUT_WR)
                 self.sending = False

@@ -57,7 +57,7 @@ class Pairing:
 
 def number(ports_by_rank: Sequence[Sequence[Port]]) -> list[list[int]]:
     """Returns the rail number of every port of every rank."""
-    rails: list[list[Address]] = []  # the addresses seen on each
+    rails: list[list[Address]] = []  # addresses of all ranks on each rail
     numbered = []
     for ports in ports_by_rank:
         taken: list[int] = []

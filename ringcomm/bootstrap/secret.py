@@ -139,7 +139,7 @@ def _from_variable(env: MutableMapping[str, str]) -> Secret | None:
 
 
 def _from_file(path: str) -> Secret:
-    path = os.path.expanduser(path)  # no shell did it in a Config, nor in `mpirun -x NAME=~/key`
+    path = os.path.expanduser(path)  # no shell expands ~ in a Config or in `mpirun -x NAME=~/key`
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:

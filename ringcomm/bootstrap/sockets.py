@@ -65,7 +65,7 @@ def peer_of(sock: socket.socket) -> str:
 def tune(sock: socket.socket, congestion: Sequence[str] = ()) -> None:
     """Disables Nagle's delay and sets the first congestion control that the kernel permits."""
     sock.setblocking(False)
-    with contextlib.suppress(OSError):  # the connection has ended
+    with contextlib.suppress(OSError):  # if the connection has ended
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for name in congestion:
         with contextlib.suppress(OSError):

@@ -46,7 +46,7 @@ def require_descriptors(count: int, purpose: str) -> None:
         used = len(os.listdir("/proc/self/fd")) - 1
     except OSError as error:
         if error.errno not in OUT_OF_RESOURCES:
-            return  # no /proc: what is missing will show
+            return  # no /proc: a later call will fail instead
         used = limit
     if limit != resource.RLIM_INFINITY and used + needed > limit:
         raise BootstrapError(

@@ -12,7 +12,7 @@ paused after its READY, the next one decides TAKEOVER_S later, and leaves it out
                decides nothing
 
 Invariants: no round has fewer than min_peers members; with min_peers > world_size / 2 any two
-formations share a member, so of two halves of a partition one goes on at most, and the latest
+formations share a member, so of two halves of a partition at most one continues, and the latest
 history is in every formation.
 """
 

@@ -73,18 +73,18 @@ class Round:
 
 
 class Membership:
-    """Ranks that work in rounds, go on without lost or late ones, and let ranks come back.
+    """Ranks that work in rounds, continue without lost or late ones, and let ranks come back.
 
     All ranks make it at once, as ``ringcomm.init``. One thread uses it. Also a context manager.
 
     Args:
         min_peers: a round takes place with at least so many ranks, this one among them. Default:
-            more than half. With fewer, both halves of a partitioned network go on by themselves.
+            more than half. With fewer, both halves of a partitioned network continue separately.
         grace_s: seconds that a round waits for late ranks once min_peers are ready, and seconds of
             silence after which a member is lost in mid-round (the communicators' peer_timeout).
-        rejoin: this process takes the place of one that has ended, among members that go on without
-            it. begin_round then waits for the end of their round; no longer than config.timeout
-            where no member has answered, since another program may listen at their ports.
+        rejoin: this process takes the place of one that has ended, among members that continue
+            without it. begin_round then waits for the end of their round; no longer than
+            config.timeout where no member has answered, since another program may listen there.
         hosts: with rejoin, names or addresses of hosts to look for members on, where the address of
             rank 0's host is not enough (rank 0 was lost).
         rank, world_size, init_method, config, timeout, mpi, store: as for ``ringcomm.init``. While

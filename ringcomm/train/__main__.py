@@ -15,7 +15,7 @@ from .options import Options, parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train as the command line says (``sys.argv`` for None) and return the exit code."""
+    """Train by the command line (``sys.argv`` for None) and return the exit code."""
     shared = True
     try:
         options = parse(arguments)

@@ -106,7 +106,7 @@ def read(content: bytes, settings: dict[str, Any]) -> State:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename itself last."""
+    """Flush the rename to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -168,7 +168,7 @@ def _digits() -> Data:
 def _stdlib_text(argument: str) -> bytes:
     """Read up to ``argument`` MB of the running interpreter's own library, folder by folder.
 
-    Tests that a distribution ships or leaves out, and what was installed later, are skipped, so
+    Tests that a distribution ships or leaves out, and later installed packages, are skipped, so
     that hosts with the same Python hold the same text.
     """
     try:

@@ -38,8 +38,8 @@ def default_threads() -> int:
 def let_idle_threads_sleep() -> None:
     """Keep OpenMP's threads from spinning while they wait; only of use before PyTorch is loaded.
 
-    A thread that spins takes the core that the communication thread, or another rank, needs to let
-    it go on: on two busy cores a step of ResNet-8 took ten times as long.
+    A spinning thread takes the core of the communication thread, or of another rank, for which it
+    waits: on two busy cores a step of ResNet-8 took ten times as long.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -48,4 +48,4 @@ def _launched() -> Launched | None:
     try:
         return detect(os.environ)
     except ConfigError:
-        return None  # ringcomm.init will say what is wrong
+        return None  # ringcomm.init will raise the error

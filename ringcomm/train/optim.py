@@ -29,8 +29,8 @@ _DEFAULTS = {
 }
 _FINAL_RATE = 0.01
 _WARMUP = 0.1  # part of a run in which the rate rises
-_MOMENTUM = 0.9  # of sgd
-_VARIANCE = 0.3  # part of a run in which ZeroOneAdam learns it
+_MOMENTUM = 0.9  # momentum of sgd
+_VARIANCE = 0.3  # part of a run in which ZeroOneAdam learns the variance
 _BESIDE_MUON = 0.05  # rate of AdamW, for the other parameters, over Muon's
 
 Groups = list[dict[str, Any]]

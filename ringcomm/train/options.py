@@ -44,7 +44,7 @@ data     digits                    8x8 scans of digits that come with scikit-lea
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Settings of one run; the command line's help says what each one means. Equal on all ranks."""
+    """Settings of one run, explained in the command line's help. Equal on all ranks."""
 
     model: str = "resnet8"
     data: str = ""

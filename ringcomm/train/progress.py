@@ -32,7 +32,7 @@ class Log:
     """JSON lines appended to a file; without a path, nothing."""
 
     def __init__(self, path: str | None) -> None:
-        """Raises ConfigError if the file cannot be opened."""
+        """Open the file. Raises ConfigError if that fails."""
         self._file: TextIO | None = None
         if path is not None:
             try:
