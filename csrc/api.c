@@ -74,7 +74,7 @@ rc_result rc_comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config 
     return comm_create(out, engine, config);
 }
 
-/* 1 if all hosts have the same number of ranks, and enough to share. */
+/* Returns 1 if all hosts have the same number of ranks, and enough to share. */
 static int hosts_ok(const rc_comm *comm, const int32_t *hosts)
 {
     int n = comm->env.world_size, ranks = 0;
@@ -219,8 +219,8 @@ rc_result rc_feedback_undo(rc_feedback *feedback)
 
 /* ---- works ---- */
 
-/* 1 if src and dst share memory in a way that would be written before it is read. In place are the
- * same memory for both, and where one buffer holds all ranks' parts, this rank's part of it. */
+/* Returns 1 if src and dst overlap so that memory would be written before it is read. They may be
+ * the same memory or, where one buffer holds all ranks' parts, the other this rank's part of it. */
 static int overlaps(const rc_comm *comm, const rc_call *call)
 {
     uintptr_t src = (uintptr_t)call->src, dst = (uintptr_t)call->dst;
@@ -291,7 +291,7 @@ rc_result rc_comm_layout(rc_comm *comm, const rc_call *call, rc_layout *out)
     return RC_OK;
 }
 
-/* Takes the feedback for the work, if it is free and fits the call. */
+/* Claims the feedback for the work, if it is free and fits the call. */
 static rc_result claim_feedback(const rc_comm *comm, const rc_call *call, rc_error *error)
 {
     rc_feedback *f = call->feedback;

@@ -1,5 +1,5 @@
-/* api_lanes.c - the public functions that give a communicator its lanes and ports, and count what
- * went over them. The rules are those of api.c.
+/* api_lanes.c - the public functions that give a communicator its lanes and ports, and read its
+ * counters. The rules are those of api.c.
  */
 #include <stdio.h>
 #include <string.h>

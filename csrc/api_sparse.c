@@ -1,5 +1,5 @@
-/* api_sparse.c - the public functions of sparse payloads (ringcomm_sparse.h): their arguments are
- * checked here, and what they work in is allocated.
+/* api_sparse.c - the public functions of sparse payloads (ringcomm_sparse.h): they check arguments
+ * and allocate working memory.
  */
 #include <stdlib.h>
 

@@ -58,7 +58,8 @@ static rc_work *first_that(const rc_comm *c, int (*does)(const rc_work *w))
     return LIST_ENTRY(node, rc_work, pumped);
 }
 
-/* The member's pump: between two of a work's steps, others come to their turn. */
+/* Advances shared memory, one work that sends bit by bit, and one copy: between two steps of a
+ * work, others get their turn. */
 static int pump(engine_member *member)
 {
     rc_comm *c = (rc_comm *)member;
@@ -75,8 +76,8 @@ static int pump(engine_member *member)
     return busy || more;
 }
 
-/* A peer that has left calls nothing any more: what it has not called cannot complete. What it sent
- * before it left is here. */
+/* Returns 1 if the work needs calls of a peer that has left, which calls nothing any more. What it
+ * sent before it left has come. */
 static int needs(const rc_comm *c, const rc_work *w, const peer_link *ln)
 {
     if (w->late && w->env == NULL)
@@ -99,7 +100,7 @@ void comm_check_left(rc_comm *c, const peer_link *ln)
 {
     rc_work *w = c->active_head;
     while (w != NULL && c->state == COMM_RUNNING) {
-        rc_work *next = w->next; /* a failure ends them all */
+        rc_work *next = w->next; /* a failure ends all works */
         check_work_left(c, w, ln);
         w = next;
     }
@@ -115,7 +116,7 @@ void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
                        rc_result_name(result));
     if (w->env != NULL && (w->quantised != NULL || keep_is_left(w)))
         list_append(&c->pumped, &w->pumped);
-    if (c->state == COMM_RUNNING) /* also where it is over: what others called must still fit */
+    if (c->state == COMM_RUNNING) /* also if the work is over: others' calls must still match */
         comm_announce(c, w, env);
     if (c->state == COMM_RUNNING)
         comm_unexpected_replay(c, w);
@@ -210,7 +211,7 @@ rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out)
 
 /* ---- control frames ---- */
 
-/* What a heartbeat says of the lane that it travels on: the rate of arrivals in kB/s. */
+/* Returns the rate that a heartbeat reports for its lane: that of arrivals, in kB/s. */
 static uint32_t told_rate(lane *l)
 {
     double rate = l->arrivals.rate * 1e6;
@@ -224,7 +225,7 @@ int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
                       uint64_t fingerprint, uint16_t flags, int lane)
 {
     if (c->leaving && type != FRAME_ABORT)
-        return 0; /* the goodbye was the last word */
+        return 0; /* nothing follows the goodbye */
     uint8_t text[FRAME_TEXT_BYTES];
     uint32_t length =
         type == FRAME_ABORT ? frame_abort_encode(text, &c->error, c->error_origin) : 0;
@@ -249,7 +250,8 @@ int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
     return link_control(ln, frame, lane);
 }
 
-/* Last words: no lane may come to its end without them, since its end could be seen first. */
+/* Sends a last frame on every lane: a lane's end, which may be seen first, must not come without
+ * it. */
 static void send_on_all_lanes(rc_comm *c, frame_type type, uint64_t seq)
 {
     for (int rank = 0; rank < c->env.world_size; rank++) {
@@ -268,7 +270,7 @@ static void drop_queue(rc_comm *c, frame_queue *queue)
         work_env_release(&c->env, frame);
 }
 
-/* The payload that is on its way into a buffer of ours will not be used. */
+/* Drops the payload that is being received into a pool buffer: nobody will use it. */
 static void drop_half_received(rc_comm *c, lane *l)
 {
     pool_return(c->env.buffers, l->rx_place.buffer);
@@ -440,7 +442,7 @@ rc_result comm_start(rc_comm *c)
     c->engine->crowded |= c->config.crowded;
     c->last_tick = clock_ns();
     if (c->config.threads > 1)
-        c->sender = sender_get(c->engine); /* without it all goes on, slower */
+        c->sender = sender_get(c->engine); /* without it the engine's thread sends, slower */
     for (int rank = 0; rank < c->env.world_size; rank++) {
         peer_link *ln = c->env.links[rank];
         for (int i = 0; ln != NULL && i < ln->lane_count; i++)
@@ -464,7 +466,7 @@ void comm_abort(rc_comm *c, const char *reason)
     engine_unlock(c->engine);
 }
 
-/* 1 when all that was sent has reached the peers' hosts. */
+/* Returns 1 if all data sent has reached the peers' hosts. */
 static int is_flushed(const void *arg)
 {
     const rc_comm *c = arg;
@@ -500,7 +502,8 @@ static void close_lanes(rc_comm *c)
     comm_close_ports(c);
 }
 
-/* Under the lock. RC_OK once all that was sent has reached the peers' hosts, else RC_AGAIN. */
+/* Leaves the group. Returns RC_OK once all data sent has reached the peers' hosts, else RC_AGAIN.
+ * Under the lock. */
 static rc_result leave(rc_comm *c, int timeout_ms)
 {
     enum { LOOK_EVERY_MS = 1 };

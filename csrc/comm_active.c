@@ -1,16 +1,16 @@
 /* comm_active.c - the works in flight. See comm.h.
  *
- * A frame names the work that it is for: a collective by its seq, the receive of a send by its tag
- * and number among those between the two ranks. So a work stands in the table where frames look for
- * it: a collective in the communicator's, a receive in that of its link; a send in none, since no
- * data comes for it; a receive that has no number yet in that of the late ones, by its tag.
+ * A frame names its work: a collective by its seq, the receive of a send by its tag and number
+ * among those between the two ranks. So a work stands in the table where frames look for it: a
+ * collective in the communicator's, a receive in that of its link; a send in none, since no data
+ * comes for it; a receive that has no number yet in that of the late ones, by its tag.
  */
 #include "comm.h"
 
 #include <stddef.h>
 
-/* Works of no more bytes are worth polling sockets for where ranks outnumber cores; with longer
- * ones in flight, who polls takes time from who has something to do. */
+/* Largest work in flight for which polling sockets pays where ranks outnumber cores; with longer
+ * ones a rank that polls takes time from those that have something to do. */
 enum { BRIEF_BYTES = 1 << 20 };
 
 static rc_work *work_of(keyed_entry *entry)

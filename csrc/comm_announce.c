@@ -1,10 +1,10 @@
-/* comm_announce.c - which peers are told of what has been called here. See comm.h.
+/* comm_announce.c - announcements of calls to peers. See comm.h.
  *
- * Data tells by itself that its collective has been called, and heartbeats tell of all collectives.
- * Beyond that a peer is told where it would wait, or hold back data, or miss that the calls differ.
- * A receive is told by a call frame of its own. That it has not been told of stands in a list of
- * the link until it has, or until it is over. A call that is dropped for want of memory is sent
- * again with the next tick: nothing else would say it.
+ * Data shows that its collective has been called, and heartbeats report all collectives. Beyond
+ * that a call is announced to a peer that would wait, or hold back data, or miss that the calls
+ * differ. A receive is announced by a call frame of its own; until it is, or until it is over, it
+ * stands in a list of the link. A call frame that is dropped for want of memory is sent again with
+ * the next tick, as nothing else would replace it.
  */
 #include "comm.h"
 
@@ -21,7 +21,8 @@ static int tell(rc_comm *c, peer_link *ln, const rc_work *w)
     return comm_send_control(c, ln, FRAME_CALL, w->seq, w->fingerprint, w->flags, -1);
 }
 
-/* A call says that all receives of its tag before it have been called, too. */
+/* Returns 1 if a later receive's call frame will announce this one: it implies all receives of its
+ * tag before it. */
 static int is_implied(const peer_link *ln, const rc_work *w)
 {
     const tag_count *started = tags_find(&ln->started, w->call.tag);
@@ -58,15 +59,16 @@ void comm_announce_again(rc_comm *c, peer_link *ln)
 
 /* ---- when a work starts ---- */
 
-/* A peer this far ahead may be out of credit, and then holds back what is wanted here with all the
- * rest, unless it knows what has been called: it is told so when it gets there, and of each call
- * from then on. Below this, what it does not know of leaves it credit for a segment or more. */
+/* Returns 1 if the peer is far ahead. It may be out of credit then, and hold back the data wanted
+ * here with all the rest, unless it knows what has been called: so calls are announced when it gets
+ * there, and each one from then on. Below this, calls that it does not know of leave it credit for
+ * a segment or more. */
 int comm_is_far_ahead(const peer_link *ln)
 {
     return ln->early_bytes > ln->credit / 4;
 }
 
-/* Its deadline comes before the next heartbeats. */
+/* Returns 1 if the work's deadline comes before the next heartbeats. */
 static int is_hurried(const rc_comm *c, const rc_work *w)
 {
     return !(w->flags & FRAME_P2P) && w->call.timeout_ms < 2 * c->config.heartbeat_ms;
@@ -79,10 +81,10 @@ void comm_announce_waiting(rc_comm *c, const rc_work *w)
             tell(c, c->env.links[rank], w);
 }
 
-/* Three reasons to announce: the peer may have to hold data back until it knows that we have called
- * (it has much to send, or is far ahead); a neighbour that gets no data from us could not find out
- * that we called something else, unless others tell it; and a deadline that passes before the next
- * heartbeats come must not be held against who has called. */
+/* Returns 1 for three reasons to announce: the peer may have to hold data back until it knows of
+ * the call (it has much to send, or is far ahead); a neighbour that gets no data from this rank
+ * could not find out that the calls differ, unless others report it; and a deadline that passes
+ * before the next heartbeats must not be held against a rank that has called. */
 static int is_wanted(const rc_comm *c, const rc_work *w, const peer_link *ln, int peer)
 {
     const plan *p = &w->plan;

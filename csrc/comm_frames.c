@@ -1,5 +1,4 @@
-/* comm_frames.c - what arrives on the lanes of a communicator.
- * See comm.h. */
+/* comm_frames.c - frames that arrive on the lanes of a communicator. See comm.h. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +20,7 @@ static int is_p2p(const frame_header *h)
     return (h->flags & FRAME_P2P) != 0;
 }
 
-/* 1 if the collective, or the receive, of this frame has been called here. */
+/* Returns 1 if the collective, or the receive, of this frame has been called here. */
 static int is_called(const rc_comm *c, const peer_link *ln, const frame_header *h)
 {
     if (!is_p2p(h))
@@ -46,7 +45,7 @@ static rc_result mismatch(rc_comm *c, const frame_header *h, int from, uint64_t 
                           (unsigned long long)number, c->env.rank, here, from, there, advice);
 }
 
-/* The same for a collective that is over here, as far as it is remembered. */
+/* Compares a frame with a collective that is over here, as far as the history has it. */
 static rc_result check_history(rc_comm *c, const frame_header *h, int from)
 {
     if (is_p2p(h) || c->called - h->seq > COMM_HISTORY)
@@ -70,7 +69,7 @@ static void consume(rc_comm *c, peer_link *ln, const frame_header *h)
         comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, 0, -1);
 }
 
-/* A payload that a work could not take. */
+/* Fails with a payload that a work could not take. */
 static rc_result fail_at_end(rc_comm *c, const peer_link *ln, const frame_header *h, rc_result why)
 {
     if (why != RC_PROTOCOL)
@@ -107,7 +106,8 @@ rc_result comm_deliver_early(rc_comm *c, rc_work *w, peer_link *ln, const frame_
 
 /* ---- the lane's handler ---- */
 
-/* Data for a collective that is over here: either another collective over there, or a bug. */
+/* Fails with data for a collective that is over here: the peer made another call, or there is a
+ * bug. */
 static rc_result no_such_work(rc_comm *c, const peer_link *ln, const frame_header *h)
 {
     RC_TRY(check_history(c, h, ln->peer));
@@ -135,7 +135,7 @@ static rc_result begin(lane *l, const frame_header *h, rx_place *place)
     return RC_OK;
 }
 
-/* A frame that was early when it began; its collective may have been called since. */
+/* Ends a frame that was early when it began; its collective may have been called since. */
 static rc_result settle_early(rc_comm *c, peer_link *ln, const frame_header *h,
                               const uint8_t *payload)
 {
@@ -183,7 +183,7 @@ static rc_result end_call(rc_comm *c, peer_link *ln, const frame_header *h)
     if (c->state != COMM_RUNNING)
         return RC_ABORTED;
     if (is_p2p(h))
-        return RC_OK; /* the send that it answers is told by its data, not by this */
+        return RC_OK; /* the receiver compares fingerprints when the send's data comes */
     if (!is_called(c, ln, h))
         return comm_unexpected_keep(c, ln, h, NULL);
     rc_work *w = comm_active_find(c, h, ln->peer);
@@ -200,8 +200,8 @@ static rc_result end_goodbye(rc_comm *c, lane *l, const frame_header *h)
     return c->state == COMM_RUNNING ? RC_OK : RC_ABORTED;
 }
 
-/* 1 if a rank gave up on a collective that this rank has not called yet: it may be one of those
- * that are held responsible, though not the one that is named. */
+/* Returns 1 if a rank gave up on a collective that this rank has not called yet: this rank may be
+ * one of those responsible, even if it is not the one named. */
 static int is_late(const rc_comm *c, const rc_error *theirs, int origin)
 {
     const peer_link *ln = c->env.links[origin];
@@ -210,7 +210,7 @@ static int is_late(const rc_comm *c, const rc_error *theirs, int origin)
             (theirs->rank >= 0 && ln != NULL && ln->called > c->called));
 }
 
-/* What another rank has found, from this rank's point of view. */
+/* Returns the error that another rank has found, from this rank's point of view. */
 static rc_error seen_from_here(const rc_comm *c, const rc_error *theirs, int origin)
 {
     rc_error error = *theirs;
@@ -248,7 +248,8 @@ static rc_result end_abort(rc_comm *c, const lane *l, const frame_header *h)
     return RC_ABORTED;
 }
 
-/* Tells the peer how fast its data arrives here: soon if that has changed, else now and then. */
+/* Reports to the peer how fast its data arrives here: soon if that has changed, else now and then.
+ */
 static void tell_rate(rc_comm *c, const lane *l)
 {
     enum { SOON_MS = 10, SELDOM_MS = 200 };
@@ -289,7 +290,7 @@ static void sent(lane *l, out_frame *frame)
     if (w != NULL && !l->mute)
         work_note_sent(w, l->rail, &frame->header);
     work_env_release(&c->env, frame);
-    if (w != NULL && w->is_shared) /* a join that waited for this may have been the last */
+    if (w != NULL && w->is_shared) /* this may have been the last event that a join waited for */
         engine_pump_later(c->engine, &c->member);
     if (w != NULL)
         comm_go_on(c, w);
@@ -322,7 +323,7 @@ static void dead(lane *l)
                   before_name, name);
     error.rank = l->peer;
     error.sys_errno = l->error.sys_errno;
-    if (error.code != RC_PROTOCOL) /* it can still tell the peer why */
+    if (error.code != RC_PROTOCOL) /* on a protocol error the peer still gets the abort */
         lane_close(l);
     comm_lose_lane(c, l, &error);
 }
@@ -346,7 +347,7 @@ int comm_prepare_frame(peer_link *ln, out_frame *frame)
         return 0;
     }
     if (frame->header.type == FRAME_DATA)
-        ln->sent -= expected - frame->header.length; /* what it has not taken of the credit */
+        ln->sent -= expected - frame->header.length; /* the encoding took less of the credit */
     frame->header.consumed = ln->consumed;
     ln->consumed_told = ln->consumed;
     if (frame->header.type == FRAME_DATA) {

@@ -1,9 +1,9 @@
-/* comm_lanes.c - lanes, whether each of them lives, and whether peers do: heartbeats, silence,
- * ports that are lost. See comm.h.
+/* comm_lanes.c - lanes, and the check that each of them and each peer lives: heartbeats, silence,
+ * lost ports. See comm.h.
  *
- * A peer of which nothing comes on any lane is lost as a whole: its process is stopped, or its host
- * or network is down. A lane is judged beside that, by itself, and only by time in which its peer
- * showed that it lives: what a stopped or slow process does not send is not held against a cable.
+ * A peer from which nothing comes on any lane is lost as a whole: its process is stopped, or its
+ * host or network is down. Each lane is judged by itself as well, only by time in which its peer
+ * showed that it lives: the pause of a stopped or slow process is not held against a cable.
  *
  *   silent   nothing came on the lane while something came on others
  *   stuck    something is in flight on it, and no acknowledgement moved meanwhile: what is sent
@@ -23,9 +23,9 @@
 #include "comm.h"
 
 enum {
-    RECENT_S = 10, /* what a lane did lately is what it did in so many seconds, or half */
-    /* No lane is dark sooner. TCP sends a lost packet again after 0.2, 0.6 and 1.4 s: a lane that
-     * loses three in a row is congested. */
+    RECENT_S = 10, /* span of "lately" in reports: so many seconds, or half */
+    /* A lane is dark after this time at the earliest. TCP sends a lost packet again after 0.2, 0.6
+     * and 1.4 s: a lane that loses three in a row is congested. */
     LEAST_DARK_MS = 1500
 };
 
@@ -135,8 +135,8 @@ void comm_check_closed(rc_comm *c)
 
 /* ---- how lanes fare ---- */
 
-/* Notes how far a lane has come since the last look. lived: of the time since, that in which the
- * peer showed that it lives. */
+/* Notes a lane's progress since the last check. lived: the part of that time in which the peer
+ * showed that it lives. */
 static void look_at(lane *l, uint64_t lived, uint64_t now)
 {
     lane_health *h = &l->health;
@@ -163,7 +163,8 @@ static uint64_t last_sign(const peer_link *ln)
     return last;
 }
 
-/* The time between two signs of life counts, but no more than a peer that runs lets pass. */
+/* Notes the progress of all lanes. The time between two signs of life counts, but no more than a
+ * running peer lets pass. */
 static void look_at_lanes(const rc_comm *c, peer_link *ln, uint64_t now)
 {
     uint64_t most = 2 * c->config.heartbeat_ms * CLOCK_MS;
@@ -178,7 +179,7 @@ static void look_at_lanes(const rc_comm *c, peer_link *ln, uint64_t now)
         ln->sign = sign;
 }
 
-/* ", in the midst of a frame (10 of 4096 bytes)", or "". */
+/* Writes ", in the midst of a frame (10 of 4096 bytes)", or "". */
 static const char *midst_text(const lane *l, char text[80])
 {
     text[0] = '\0';
@@ -187,7 +188,7 @@ static const char *midst_text(const lane *l, char text[80])
     return text;
 }
 
-/* Of silence, or of bytes that stand still. */
+/* Returns the time (ns) of silence, or without acknowledgements, after which a lane is dark. */
 static uint64_t dark_after(const rc_comm *c)
 {
     uint32_t ms = c->config.peer_timeout_ms;
@@ -201,8 +202,8 @@ int comm_is_doubtful(const rc_comm *c, const lane *l)
     return h->lost || h->port_lost != 0 || h->silent > doubt || h->stuck > doubt;
 }
 
-/* 1 if the lanes of this lane's port to other ranks are as silent, and there are some: then it is
- * the port here that is dark, or what it is plugged into. */
+/* Returns 1 if this lane's port has lanes to other ranks and all are as silent: then the port here
+ * is dark, or the device it is plugged into. */
 static int is_whole_port(const rc_comm *c, const lane *l)
 {
     int others = 0;
@@ -272,7 +273,8 @@ static void beat(rc_comm *c, peer_link *ln, uint64_t now)
     }
 }
 
-/* Time in which this process itself did not run says nothing about its peers. */
+/* Restarts the silence of all lanes: time in which this process itself did not run says nothing
+ * about its peers. */
 static void forgive(rc_comm *c, uint64_t now)
 {
     for (int rank = 0; rank < c->env.world_size; rank++) {
@@ -329,7 +331,7 @@ static size_t list_lane(const rc_comm *c, const lane *l, char *text, size_t size
                  bytes_text(acked > h->marks[0] ? acked - h->marks[0] : 0, moved),
                  clock_seconds(h->times[0], now));
     if (length < 0 || (size_t)length >= size) {
-        text[0] = '\0'; /* a part of it would mislead */
+        text[0] = '\0'; /* a cut text would mislead */
         return 0;
     }
     return (size_t)length;

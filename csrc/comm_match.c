@@ -1,14 +1,14 @@
-/* comm_match.c - which receive takes which send. See comm.h.
+/* comm_match.c - matching of receives and sends. See comm.h.
  *
  * The n-th receive of a tag from a rank takes the n-th send of that tag by it, so most receives
  * know their send when they are submitted. A receive from any source does not: it takes the next
- * send of its tag by whoever is first, and what is called after it must leave it that. So it, and
- * all receives that are called while one is without a number, are late: they are numbered under the
- * engine's lock, those of each tag in the order in which they were called, and started then. So the
- * first late one of a tag is always from any source, and waits for a send. */
+ * send of its tag by whichever rank is first, and receives called after it must leave it that send.
+ * So it, and all receives that are called while one is without a number, are late: they are
+ * numbered under the engine's lock, those of each tag in the order in which they were called, and
+ * started then. So the first late one of a tag is always from any source, and waits for a send. */
 #include "comm.h"
 
-/* Under the inbox lock. */
+/* Gives a send or receive the next number of its tag. Under the inbox lock. */
 static rc_result take_number(rc_comm *c, rc_work *w, int peer)
 {
     tag_count *next = tags_get(&c->env.links[peer]->numbers, w->call.tag);
@@ -29,7 +29,7 @@ rc_result comm_number(rc_comm *c, rc_work *w)
     return RC_OK;
 }
 
-/* The number of the next send by a peer that a receive of this tag takes. */
+/* Returns the name of the next send by a peer that a receive of this tag takes. */
 static uint64_t next_name(rc_comm *c, const peer_link *ln, uint32_t tag)
 {
     pthread_mutex_lock(&c->engine->inbox_lock);
@@ -53,7 +53,7 @@ static void start_from(rc_comm *c, rc_work *w, int peer)
         comm_fail_text(c, result, c->env.rank, "no memory for another tag");
 }
 
-/* Who has sent what a receive from any source would take now; -1: nobody. */
+/* Returns the rank whose send a receive from any source would take now; -1 if there is none. */
 static int find_sender(rc_comm *c, uint32_t tag)
 {
     for (int rank = 0; rank < c->env.world_size; rank++) {
@@ -64,7 +64,8 @@ static int find_sender(rc_comm *c, uint32_t tag)
     return -1;
 }
 
-/* Those of one tag in the order of their calls: one from any source leaves those behind it waiting.
+/* Matches the late receives of one tag in the order of their calls: one from any source that must
+ * wait has those behind it wait.
  */
 void comm_match_late(rc_comm *c, uint32_t tag)
 {

@@ -1,5 +1,5 @@
-/* comm_ports.c - the ports of this host, as the kernel tells of them: what becomes of the lanes of
- * one that is lost. See comm.h and net/ports.h.
+/* comm_ports.c - the ports of this host as the kernel reports them, and the lanes of a port that is
+ * lost. See comm.h and net/ports.h.
  *
  * Invariant. A port that comes back within PORT_GRACE_MS was never lost.
  */
@@ -39,7 +39,7 @@ static void judge_port(rc_comm *c, lane *l, uint64_t now)
     comm_lose_lane(c, l, &why);
 }
 
-/* When the lane's port is to be judged if it does not come back. */
+/* Returns when the lane's port is to be judged if it does not come back. */
 static uint64_t port_due(const lane *l)
 {
     return comm_is_judged(l) && l->health.port_lost != 0
@@ -63,7 +63,7 @@ uint64_t comm_check_ports(rc_comm *c, uint64_t now)
     return next;
 }
 
-/* After the state of its port has changed. */
+/* Notes a change of the state of a lane's port. */
 static void note_port(rc_comm *c, lane *l)
 {
     lane_health *h = &l->health;
@@ -76,7 +76,7 @@ static void note_port(rc_comm *c, lane *l)
         engine_schedule(c->engine, &c->member, port_due(l));
 }
 
-/* 1 if the lane's end here has this address. */
+/* Returns 1 if the lane's end here has this address. */
 static int has_address(const lane *l, const uint8_t *bytes, int length)
 {
     union {
@@ -94,7 +94,7 @@ static int has_address(const lane *l, const uint8_t *bytes, int length)
            memcmp(&end.v6.sin6_addr, bytes, 16) == 0;
 }
 
-/* Calls each for all lanes that go over this port; 0: over any that is watched. */
+/* Calls each for all lanes over this port; 0: over any watched port. */
 static void for_lanes(port_watch *w, int port, void (*each)(lane *l, const void *arg),
                       const void *arg)
 {
@@ -165,7 +165,7 @@ void comm_open_ports(rc_comm *c)
 {
     if (c->ports.source.fd < 0 || ports_open(&c->ports, c->engine) == RC_OK)
         return;
-    close(c->ports.source.fd); /* then the silence of their lanes shows what becomes of them */
+    close(c->ports.source.fd); /* then only the silence of lanes shows a lost port */
     c->ports.source.fd = -1;
 }
 

@@ -1,13 +1,12 @@
 /* comm_shared.c - works that go through the memory of one host. See comm.h and coll/shared.h.
  *
- * On one host, all-reduces and broadcasts go through memory and all else over links, side by side.
- * Among hosts, an all-reduce is on links only after it has been through memory; till then it counts
- * as not called, for the order and the credit of what links carry, and what is called after it
- * waits.
+ * On one host, all-reduces and broadcasts go through memory and all other calls over links, side by
+ * side. Among hosts, an all-reduce is on links only after it has been through memory; until then it
+ * counts as not called, for the order and the credit on links, and later calls wait.
  *
  * A rank that has nothing to do in memory polls it, with the engine, or dozes in the engine's wait
- * for events; then whoever brings what it waits for rings, with a heartbeat on their link. A futex
- * could not be waited for together with sockets, on which the news of a failure comes.
+ * for events; then the rank that brings what it waits for rings, with a heartbeat on their link. A
+ * futex could not be waited for together with sockets, on which the news of a failure comes.
  */
 #include <stdlib.h>
 #include <unistd.h>
@@ -15,13 +14,14 @@
 #include "base/error.h"
 #include "comm.h"
 
-/* Works of no more laps are over before a rank has slept and woken often enough to matter. In
- * longer ones, where ranks outnumber cores, who polls takes time from who has something to do. */
+/* Most laps of a brief work, which is over before a rank has slept and woken often enough to
+ * matter. In longer ones, where ranks outnumber cores, a rank that polls takes time from those that
+ * have something to do. */
 enum { BRIEF_LAPS = 16 };
 
-/* ---- who shares ---- */
+/* ---- ranks that share memory ---- */
 
-/* The rank at a place of a host, its ranks in ascending order; -1 past the last. */
+/* Returns the rank at a place of a host, its ranks in ascending order; -1 past the last. */
 static int rank_on(const rc_comm *c, const int32_t *hosts, int32_t host, int place)
 {
     for (int rank = 0; rank < c->env.world_size; rank++)
@@ -74,7 +74,7 @@ void comm_unshare(rc_comm *c)
 static void wait_in_line(rc_comm *c, rc_work *w)
 {
     w->env = &c->env;
-    w->receives_left = 1; /* it is not complete before it has begun */
+    w->receives_left = 1; /* keeps it from being complete before it starts */
     w->shared.next = NULL;
     if (c->waiting_tail != NULL)
         c->waiting_tail->shared.next = w;
@@ -106,8 +106,8 @@ int comm_start_shared(rc_comm *c, rc_work *w)
     return 1;
 }
 
-/* Among hosts a rank encodes its chunk only. What residuals there are of other elements, as from
- * another world, goes with its values to those who do. */
+/* Adds foreign residuals to a work's values. Among hosts a rank encodes only its chunk; residuals
+ * of other elements, as from another world, go with the values to the ranks that encode those. */
 static rc_result absorb_foreign(rc_comm *c, rc_work *w)
 {
     rc_feedback *f = w->call.feedback;
@@ -156,7 +156,7 @@ static void ring(rc_comm *c)
                               0, -1);
 }
 
-/* Does one thing; returns 0 if nothing is left to do now. */
+/* Takes one step; returns 0 if nothing is left to do now. */
 static int pump(rc_comm *c, int *busy)
 {
     if (c->shared.entering == NULL && c->waiting_head != NULL) {

@@ -1,11 +1,12 @@
-/* comm_timers.c - deadlines of works, memory that lies idle. See comm.h. */
+/* comm_timers.c - deadlines of works, and the release of idle memory. See comm.h. */
 #include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "comm.h"
 
-/* "2, 3" of the peers that have not called collective seq; empty if all have. */
+/* Writes "2, 3", the peers that have not called collective seq ("" if all have), and returns the
+ * first of them, or -1. */
 static int list_missing(const rc_comm *c, uint64_t seq, char *text, size_t size)
 {
     int first = -1;
@@ -66,8 +67,8 @@ static uint64_t check_deadlines(rc_comm *c, uint64_t now)
     return next;
 }
 
-/* Buffers that nothing needed for so long go back to the system: a program may have many groups. A
- * few in each tick, as each takes a while; a loop, even of long steps, keeps all that it uses. */
+/* Frees buffers that nobody has needed for a while: a program may have many groups. A few in each
+ * tick, as each takes a while; a loop, even of long steps, keeps all that it uses. */
 static void trim(rc_comm *c, uint64_t now)
 {
     enum { UNUSED_S = 5, AT_A_TIME = 8 };

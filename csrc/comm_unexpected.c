@@ -1,8 +1,9 @@
-/* comm_unexpected.c - frames that come before what they are for has been called here. See comm.h.
+/* comm_unexpected.c - frames that come before their collective or receive has been called here. See
+ * comm.h.
  *
- * They are copied and kept, for each peer and kind (collectives, sends) in queues found by seq:
- * data frames, as far as the peer's credit goes, and calls announced. Each is looked for by the seq
- * of what is called, so neither keeping nor finding one depends on how many are kept.
+ * Data frames, as far as the peer's credit goes, and announced calls are copied and kept, for each
+ * peer and kind (collectives, sends), in queues found by seq. So neither keeping nor finding one
+ * depends on how many are kept.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,7 @@
 #include "comm.h"
 
 typedef struct early_frame {
-    keyed_entry of_seq; /* first */
+    keyed_entry of_seq; /* must be first */
     frame_header header;
     uint8_t payload[];
 } early_frame;
@@ -37,21 +38,21 @@ rc_result comm_unexpected_begin(rc_comm *c, peer_link *ln, const frame_header *h
     return RC_OK;
 }
 
-/* The collective may be on its way to links already (comm_shared.c). */
+/* Compares the frame with a collective that waits to go on links (comm_shared.c). */
 static rc_result check_waiting(rc_comm *c, const peer_link *ln, const frame_header *h)
 {
     const rc_work *w = comm_active_find(c, h, ln->peer);
     return w != NULL ? comm_check_work(c, w, h, ln->peer) : RC_OK;
 }
 
-/* A copy of its own size: segments may be small, and many. */
+/* Keeps a copy of the frame's own size: segments may be small, and many. */
 rc_result comm_unexpected_keep(rc_comm *c, peer_link *ln, const frame_header *h,
                                const uint8_t *payload)
 {
     int is_call = h->type == FRAME_CALL;
     RC_TRY(check_waiting(c, ln, h));
     if (is_call && c->early_calls >= COMM_MAX_EARLY_CALLS)
-        return RC_OK; /* an announcement that is kept only helps to find mismatches sooner */
+        return RC_OK; /* a kept announcement only helps to find mismatches sooner */
     early_frame *early = malloc(sizeof *early + h->length);
     if (early == NULL)
         return comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for an early frame");

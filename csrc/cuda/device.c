@@ -9,7 +9,7 @@
 
 /* ---- results ---- */
 
-/* After these every call on the context fails. */
+/* Returns 1 for errors after which every call on the context fails. */
 static int is_for_good(cu_result result)
 {
     enum { LAUNCH_TIMEOUT = 702, CONTEXT_IS_DESTROYED = 709, ASSERT = 710, HARDWARE_STACK = 714 };
@@ -45,7 +45,7 @@ rc_result device_result(cuda_device *device, const char *function, cu_result res
                      cuda_error_name(device->driver, result), result, advice(result));
 }
 
-/* Of a call that gives something back: there is nobody to tell. */
+/* Notes the result of a call that frees something: no caller is told of an error. */
 static void note(cuda_device *device, cu_result result)
 {
     if (is_for_good(result))
@@ -144,7 +144,7 @@ static rc_result find_kernels(cuda_device *d, const char *const *names, int coun
                              "ringcomm's kernels lack %s: they are of another version. Install "
                              "ringcomm anew",
                              names[i]);
-        if (cannot_compile(result)) { /* a driver may put it off until now */
+        if (cannot_compile(result)) { /* a driver may put compiling off until now */
             do_without(d, result, "");
             return RC_OK;
         }
@@ -173,7 +173,7 @@ static rc_result warm_up(cuda_device *d, rc_error *error)
     return result;
 }
 
-/* Sets without_kernels where they cannot run, and returns 1. */
+/* Returns 1 if the kernels cannot run, and sets without_kernels. */
 static int is_too_old(cuda_device *d)
 {
     if (!d->driver->runs_ptx)
@@ -262,7 +262,7 @@ static void unload(cuda_device *d)
     unsigned mode = CU_CAPTURE_RELAXED;
     int pushed = d->driver->cuCtxPushCurrent(d->context) == CU_OK;
     int relaxed = d->driver->cuThreadExchangeStreamCaptureMode(&mode) == CU_OK;
-    d->driver->cuModuleUnload(d->module); /* whatever became of the others */
+    d->driver->cuModuleUnload(d->module); /* whether or not the others succeeded */
     if (relaxed)
         d->driver->cuThreadExchangeStreamCaptureMode(&mode);
     if (pushed)
@@ -362,7 +362,7 @@ rc_result device_launch(cuda_device *device, int kernel, unsigned blocks, unsign
                        threads, 1, 1, 0, stream, parameters, NULL);
 }
 
-/* ---- what callers bring ---- */
+/* ---- checks of callers' pointers and streams ---- */
 
 static rc_result refuse_pointer(cu_address address, rc_error *error, const char *what)
 {

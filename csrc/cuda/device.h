@@ -1,9 +1,9 @@
-/* device.h - one GPU: its primary context, what it can do, and our kernels on it.
+/* device.h - one GPU: its primary context, its properties, and ringcomm's kernels on it.
  *
  * The primary context is the one that the CUDA runtime uses, so torch, CuPy and ringcomm share
  * pointers, streams and events. A thread calls the driver for a device in one of two ways:
  *
- *   a thread of ours    device_bind_thread once; from then on the device is the thread's
+ *   the library's own   device_bind_thread once; from then on the device is the thread's
  *   a caller's thread   device_enter, calls, device_leave; the thread is as it was before
  *
  * Both keep the calls out of a graph that the process is capturing. Between them calls go through
@@ -13,10 +13,10 @@
  * and waited for, so that no later launch loads or compiles. A kernel must do nothing if all its
  * arguments are zero.
  *
- * Invariants. Some errors of CUDA are for good: every later call fails with the same one until the
- * process ends; broken says that one was seen. What is given back (device_close, device_free, ...)
- * is given back whatever the driver says, and a driver that is shutting down is no failure there.
- * Threading: a cuda_device is read-only between open and close but for broken.
+ * Invariants. Some errors of CUDA are permanent: every later call fails with the same one until the
+ * process ends; broken says that one was seen. Functions that free (device_close, device_free, ...)
+ * do so whatever the driver says, and do not fail if the driver is shutting down. Threading: a
+ * cuda_device is read-only between open and close, except for broken.
  */
 #ifndef RINGCOMM_DEVICE_H
 #define RINGCOMM_DEVICE_H
@@ -31,13 +31,13 @@ enum {
     DEVICE_NAME_BYTES = 128,
     DEVICE_REASON_BYTES = 384,
     DEVICE_MAX_PARAMETERS = 24, /* of a kernel; each of at most 64 bytes */
-    DEVICE_CAPABILITY = 60      /* the least that our kernels run on: Pascal */
+    DEVICE_CAPABILITY = 60      /* the least that the kernels run on: Pascal */
 };
 
 typedef struct cuda_device {
     const cuda_driver *driver;
     int ordinal;
-    cu_device number; /* the driver's for it */
+    cu_device number; /* the driver's number for it */
     cu_context context;
     char name[DEVICE_NAME_BYTES];
     int capability; /* 86 is 8.6 */
@@ -46,18 +46,18 @@ typedef struct cuda_device {
     cu_module module;     /* NULL without kernels */
     cu_function *kernels; /* [kernel_count], in the order of device_open's names; NULL without */
     int kernel_count;
-    char without_kernels[DEVICE_REASON_BYTES]; /* why there are none, as a sentence; or "" */
-    _Atomic cu_result broken;                  /* CU_OK, or the error that is for good */
+    char without_kernels[DEVICE_REASON_BYTES]; /* why there are no kernels, as a sentence; or "" */
+    _Atomic cu_result broken;                  /* CU_OK, or the permanent error */
 } cuda_device;
 
-/* Opens GPU `ordinal`, as the driver counts them (CUDA_VISIBLE_DEVICES has its say). image is the
- * kernels' PTX as a string, or a cubin or fatbin; names are those of count kernels in it. A driver
- * or a GPU too old for them, or a driver that cannot compile them, is no failure: then kernels is
- * NULL and without_kernels says why. NULL for image: no kernels, and "" for the reason. */
+/* Opens GPU `ordinal`, as the driver counts them under CUDA_VISIBLE_DEVICES. image is the kernels'
+ * PTX as a string, or a cubin or fatbin, or NULL for no kernels; names are those of count kernels
+ * in it. A driver or a GPU too old for them, or a driver that cannot compile them, is no failure:
+ * then kernels is NULL and without_kernels says why ("" if image is NULL). */
 rc_result device_open(cuda_device **out, const cuda_driver *driver, int ordinal, const void *image,
                       const char *const *names, int count, rc_error *error);
-/* Takes NULL. Streams, events and memory must have been given back. In a forked child it only
- * frees the struct. */
+/* Closes the GPU (NULL: nothing). Streams, events and memory must have been freed. In a forked
+ * child it only frees the struct. */
 void device_close(cuda_device *device);
 
 /* ---- threads ---- */
@@ -67,38 +67,39 @@ typedef struct device_visit {
     int entered;
 } device_visit;
 
-/* RC_INVALID_STATE in a forked child. device_leave does nothing after a failure. */
+/* Begin and end a caller's use of the device. RC_INVALID_STATE in a forked child. device_leave does
+ * nothing after a failure. */
 rc_result device_enter(cuda_device *device, device_visit *visit, rc_error *error);
 void device_leave(cuda_device *device, device_visit *visit);
-/* For a thread of ours, as its first call. */
+/* Binds one of the library's threads to the device, as its first call. */
 rc_result device_bind_thread(cuda_device *device, rc_error *error);
 
 /* ---- calls ---- */
 
-/* A call of the driver's table on a thread that has entered or is bound: an rc_result.
+/* Calls a function of the driver's table, on a thread that has entered or is bound: an rc_result.
  *     RC_TRY(DEVICE_CALL(device, error, cuEventRecord, event, stream)); */
 #define DEVICE_CALL(device, error, function, ...)                                                  \
     device_result((device), #function, (device)->driver->function(__VA_ARGS__), (error))
 
-/* RC_OK, or RC_DEVICE with error filled; RC_NO_MEMORY if the GPU's memory is full. */
+/* Returns RC_OK, or RC_DEVICE with error filled; RC_NO_MEMORY if the GPU's memory is full. */
 rc_result device_result(cuda_device *device, const char *function, cu_result result,
                         rc_error *error);
 
-/* A stream that does not wait for the legacy default stream, of the highest priority. */
+/* Makes a stream that does not wait for the legacy default stream, of the highest priority. */
 rc_result device_stream_create(cuda_device *device, cu_stream *out, rc_error *error);
 void device_stream_destroy(cuda_device *device, cu_stream stream); /* takes NULL */
-/* An event that a thread can sleep on. */
+/* Makes an event that a thread can sleep on. */
 rc_result device_event_create(cuda_device *device, cu_event *out, rc_error *error);
 void device_event_destroy(cuda_device *device, cu_event event); /* takes NULL */
-/* RC_OK if all before the event is done (or it was never recorded), RC_AGAIN if not. */
+/* Returns RC_OK if all before the event is done (or it was never recorded), RC_AGAIN if not. */
 rc_result device_event_query(cuda_device *device, cu_event event, rc_error *error);
-/* Host memory of CUDA's own, pinned as by device_pin. */
+/* Allocates host memory of CUDA's own, pinned as by device_pin. */
 rc_result device_alloc_pinned(cuda_device *device, void **out, size_t bytes, rc_error *error);
 void device_free_pinned(cuda_device *device, void *at); /* takes NULL */
 rc_result device_alloc(cuda_device *device, cu_address *out, size_t bytes, rc_error *error);
 void device_free(cuda_device *device, cu_address address); /* takes 0; waits for the whole GPU */
 /* Pins host memory of whole pages, for copies that run beside the host; all devices may use it.
- * RC_AGAIN: here CUDA pins only memory of its own, as where that of a virtual machine is encrypted;
+ * RC_AGAIN: CUDA pins only memory of its own here, as where that of a virtual machine is encrypted;
  * device_alloc_pinned gives such. */
 rc_result device_pin(cuda_device *device, void *from, size_t bytes, rc_error *error);
 void device_unpin(cuda_device *device, void *from); /* takes NULL */
@@ -106,15 +107,16 @@ void device_unpin(cuda_device *device, void *from); /* takes NULL */
 rc_result device_launch(cuda_device *device, int kernel, unsigned blocks, unsigned threads,
                         cu_stream stream, void **parameters, rc_error *error);
 
-/* ---- what callers bring ---- */
+/* ---- checks of callers' pointers and streams ---- */
 
-/* That [address, address + bytes) can be used here: device memory of this GPU that CUDA did not
- * make in another context. Managed memory and host memory are refused. RC_INVALID_ARGUMENT with
+/* Checks that [address, address + bytes) can be used here: device memory of this GPU that CUDA did
+ * not make in another context. Refuses managed memory and host memory with RC_INVALID_ARGUMENT and
  * what to do. */
 rc_result device_check_pointer(cuda_device *device, cu_address address, size_t bytes,
                                rc_error *error);
-/* That the stream is one of this GPU's primary context and is not being captured into a graph.
- * Handle 0 and 1 are the legacy default stream, 2 the calling thread's. RC_INVALID_ARGUMENT. */
+/* Checks that the stream is one of this GPU's primary context and is not being captured into a
+ * graph. Handle 0 and 1 are the legacy default stream, 2 the calling thread's. Refuses with
+ * RC_INVALID_ARGUMENT. */
 rc_result device_check_stream(cuda_device *device, cu_stream stream, rc_error *error);
 
 #endif

@@ -1,5 +1,5 @@
-/* driver.c - see driver.h. The list of opened libraries is the one global state of the core: what
- * it stands for is the process's in any case. */
+/* driver.c - see driver.h. The list of opened libraries is the one global state of the core: a
+ * library belongs to the whole process in any case. */
 #include "driver.h"
 
 #include <dlfcn.h>
@@ -15,8 +15,8 @@ enum { KERNELS_NEED_VERSION = 12000 }; /* PTX ISA 8.0 */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static cuda_driver *drivers;
-/* The process that has drivers, or is opening the first; 0 if none. Looked at before the lock is
- * taken, since a child may have been forked while a thread of its parent held it. */
+/* The process that has drivers, or is opening the first; 0 if none. Read before the lock is taken,
+ * since a child may have been forked while a thread of its parent held it. */
 static _Atomic pid_t opened_by;
 
 static rc_result refuse_child(rc_error *error)
@@ -67,7 +67,7 @@ static rc_result find_functions(cuda_driver *d, void *library, rc_error *error)
                      d->path, missing);
 }
 
-/* What a user can do about a driver that does not start. */
+/* Returns what a user can do about a driver that does not start. */
 static const char *advice(cu_result result)
 {
     switch (result) {

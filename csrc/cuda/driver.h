@@ -3,12 +3,12 @@
  * ringcomm is neither built nor linked with CUDA. The driver's library, libcuda.so.1, comes with
  * the machine; it is opened when a GPU is first asked for, and its functions are kept in a table,
  * under their documented names. The symbols behind them carry a version where the plain name is an
- * old interface (cuMemAlloc is that of CUDA 3.1). The prototypes are our own; a test compares them
- * with CUDA's header where there is one.
+ * old interface (cuMemAlloc is that of CUDA 3.1). The prototypes are written here; a test compares
+ * them with CUDA's header where there is one.
  *
  * Invariants. A library is opened once in a process, for all threads, and never closed: torch and
- * CuPy use the same one, and the driver does not survive being unloaded. What fails is tried again
- * at the next call. After fork() a child cannot use it: cuda_driver_open says so there.
+ * CuPy use the same one, and the driver does not survive being unloaded. A failure is tried again
+ * at the next call. After fork() a child cannot use it: cuda_driver_open fails there.
  */
 #ifndef RINGCOMM_DRIVER_H
 #define RINGCOMM_DRIVER_H
@@ -18,7 +18,7 @@
 
 #include "../include/ringcomm.h"
 
-/* ---- CUDA's types, under names of our own ---- */
+/* ---- CUDA's types, under ringcomm's names ---- */
 
 typedef unsigned int cu_result;
 typedef int cu_device;
@@ -152,7 +152,7 @@ typedef struct cuda_driver {
 #undef MEMBER
     int version;  /* as CUDA counts: 12040 is CUDA 12.4 */
     int devices;  /* at least 1 */
-    int runs_ptx; /* 1 if it understands our kernels: CUDA 12.0 and later */
+    int runs_ptx; /* 1 if it understands the kernels: CUDA 12.0 and later */
     pid_t pid;    /* of the process that opened it */
     struct cuda_driver *next;
     char path[]; /* as given to cuda_driver_open */
@@ -164,16 +164,17 @@ typedef struct cuda_driver {
  * forked from one that had opened a driver. From any thread. */
 rc_result cuda_driver_open(const char *path, const cuda_driver **out, rc_error *error);
 
-/* RC_INVALID_STATE, with what to do instead, in a child of the process that opened the driver. */
+/* Returns RC_INVALID_STATE, with what to do instead, in a child of the process that opened the
+ * driver. */
 rc_result cuda_driver_check_fork(const cuda_driver *driver, rc_error *error);
 
-/* The driver's name of a result: "CUDA_ERROR_OUT_OF_MEMORY"; never NULL. */
+/* Returns the driver's name of a result: "CUDA_ERROR_OUT_OF_MEMORY"; never NULL. */
 const char *cuda_error_name(const cuda_driver *driver, cu_result result);
-/* What it means, in the driver's words: "out of memory". */
+/* Returns the meaning of a result in the driver's words: "out of memory"; never NULL. */
 const char *cuda_error_text(const cuda_driver *driver, cu_result result);
 
-/* *ordinal is the number of the GPU that the memory at address lies on, or -1 if it is host memory.
- * No device need be open. */
+/* Sets *ordinal to the number of the GPU that the memory at address lies on, or -1 if it is host
+ * memory. No device need be open. */
 rc_result cuda_driver_locate(const cuda_driver *driver, cu_address address, int *ordinal,
                              rc_error *error);
 

@@ -1,4 +1,4 @@
-/* pinned.c - slabs, the blocks in them, and memory for what fits in none. See pinned.h. */
+/* pinned.c - slabs, the blocks in them, and memory for blocks that fit in none. See pinned.h. */
 #include "pinned.h"
 
 #include <stdlib.h>
@@ -15,8 +15,8 @@ typedef struct pinned_slab {
     uint8_t *data;
     size_t bytes;
     pinned_block *first;
-    int alone;    /* of one block, which is larger than there was room for */
-    int is_cudas; /* CUDA's own memory */
+    int alone;    /* of one block, for which there was no room */
+    int is_cudas; /* data is CUDA's own memory */
 } pinned_slab;
 
 void pinned_init(pinned_arena *arena, cuda_device *device, size_t cap)
@@ -43,8 +43,8 @@ static void slab_free(pinned_arena *arena, pinned_slab *slab)
     free(slab);
 }
 
-/* A fork leaves the pages to this process alone. Else the first to write to one would get a copy of
- * it, on older kernels, and the GPU go on with the other. */
+/* Maps and pins memory. A fork leaves the pages to this process alone; else, on older kernels, the
+ * first to write to one would get a copy of it, while the GPU kept the other. */
 static rc_result map_pinned(pinned_arena *arena, pinned_slab *slab, size_t bytes, rc_error *error)
 {
     void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -104,7 +104,8 @@ void pinned_destroy(pinned_arena *arena)
     pthread_cond_destroy(&arena->returned);
 }
 
-/* The size of the next slab, in which a block of so many bytes fits; 0 where the cap forbids it. */
+/* Returns the size of the next slab, in which a block of so many bytes fits; 0 if the cap forbids
+ * it. */
 static size_t next_slab(const pinned_arena *arena, size_t bytes)
 {
     size_t size = LEAST_SLAB, room = arena->cap - arena->pinned;
@@ -117,7 +118,7 @@ static size_t next_slab(const pinned_arena *arena, size_t bytes)
 
 /* ---- blocks ---- */
 
-/* Cuts off what the block does not need; without memory for that it stays longer. */
+/* Cuts off bytes that the block does not need; without memory for that it stays longer. */
 static void split(pinned_block *block, size_t bytes)
 {
     pinned_block *rest = block->bytes > bytes ? calloc(1, sizeof *rest) : NULL;
@@ -167,7 +168,7 @@ static rc_result add_slab(pinned_arena *arena, size_t bytes, int alone, rc_error
     return RC_OK;
 }
 
-/* Waits until a block comes back, or for that long. 0: none came. */
+/* Waits until a block comes back, or for that long. Returns 0 if none came. */
 static int wait_for_return(pinned_arena *arena, int patience_ms)
 {
     uint64_t seen = arena->returns, deadline = clock_ns() + (uint64_t)patience_ms * CLOCK_MS;
@@ -176,7 +177,7 @@ static int wait_for_return(pinned_arena *arena, int patience_ms)
     return arena->returns != seen;
 }
 
-/* Unpins slabs that nobody uses, to make room for a larger one. 0: there are none. */
+/* Unpins unused slabs, to make room for a larger one. Returns 0 if there are none. */
 static int shed(pinned_arena *arena)
 {
     int count = 0;

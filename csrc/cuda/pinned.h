@@ -1,10 +1,11 @@
-/* pinned.h - host memory that a GPU copies to and from: pinned once, handed out again and again.
+/* pinned.h - host memory that a GPU copies to and from: pinned once, used again and again.
  *
  * Pinning a page costs more than copying it, so memory is pinned in slabs, which stay until the
  * arena goes. A slab is a power of two of bytes, and each new one at least as large as all before
- * it together, up to a cap; a block is the first stretch of a slab that is free and long enough.
- * What finds no room waits a little for some to come back, and then, or if it is larger than the
- * cap, gets memory of its own, which is pinned for it and unpinned after it: slow, and never stuck.
+ * it together, up to a cap; a block is the first stretch of a slab that is free and long enough. A
+ * caller that finds no room waits a little for a block to come back; after that, or if it needs
+ * more than the cap, it gets memory that is pinned for it and unpinned after it: slow, and never
+ * stuck.
  *
  * Invariants. Blocks begin at multiples of PINNED_ALIGN, and two neighbours are never both free. A
  * block is given back before the arena is destroyed. Threading: any, by a lock of its own; taking
@@ -29,7 +30,7 @@ typedef struct pinned_block {
 
 typedef struct pinned_arena {
     cuda_device *device;
-    size_t cap;    /* of all slabs */
+    size_t cap;    /* bytes of all slabs at most */
     size_t pinned; /* bytes of all slabs */
     struct pinned_slab *slabs;
     pthread_mutex_t lock;
@@ -40,8 +41,8 @@ typedef struct pinned_arena {
 void pinned_init(pinned_arena *arena, cuda_device *device, size_t cap);
 /* Unpins and frees everything. */
 void pinned_destroy(pinned_arena *arena);
-/* A block of at least so many bytes, more than 0. patience_ms: how long to wait for room, from the
- * last time that some came back. RC_NO_MEMORY or RC_DEVICE with error filled. */
+/* Takes a block of at least so many bytes, more than 0. patience_ms: how long to wait for room,
+ * counted anew when a block comes back. RC_NO_MEMORY or RC_DEVICE with error filled. */
 rc_result pinned_take(pinned_arena *arena, size_t bytes, int patience_ms, pinned_block **out,
                       rc_error *error);
 void pinned_give(pinned_arena *arena, pinned_block *block); /* takes NULL */

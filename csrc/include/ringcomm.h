@@ -19,8 +19,8 @@
  * Errors. Fallible functions return an rc_result. The first failure of a communicator is kept:
  * every pending and later work of it ends with that error.
  *
- * The Python package compiles its declarations from this very file, so between the two guards
- * below it holds plain declarations and integer macros only.
+ * The Python package compiles its declarations from this file, so between the two guards below it
+ * holds plain declarations and integer macros only.
  */
 #ifndef RINGCOMM_H
 #define RINGCOMM_H
@@ -67,7 +67,7 @@ typedef struct rc_error {
 /* Static text for a result: "peer lost", ... Never NULL. */
 const char *rc_result_name(rc_result result);
 
-/* ---- what a collective works on ---- */
+/* ---- elements and collectives ---- */
 
 typedef enum rc_dtype {
     RC_F16 = 0,
@@ -85,8 +85,8 @@ typedef enum rc_dtype {
 typedef enum rc_op { RC_SUM = 0, RC_AVG = 1, RC_MIN = 2, RC_MAX = 3, RC_PROD = 4 } rc_op;
 #define RC_OP_COUNT 5
 
-/* How elements travel. All but RC_CODEC_NONE take RC_F32 and RC_F64 tensors. Those from
- * RC_CODEC_INT8 on quantise: they take RC_SUM and RC_AVG, in an all-reduce, reduce-scatter or
+/* Encoding of elements on the wire. All but RC_CODEC_NONE take RC_F32 and RC_F64 tensors. Those
+ * from RC_CODEC_INT8 on quantise: they take RC_SUM and RC_AVG, in an all-reduce, reduce-scatter or
  * all-gather, and can make up for what they lose (rc_feedback). A NaN or infinity anywhere makes
  * the whole result NaN, on every rank. */
 typedef enum rc_codec {
@@ -115,8 +115,8 @@ typedef enum rc_collective {
 } rc_collective;
 #define RC_COLLECTIVE_COUNT 11
 
-/* How the values of an all-reduce come together; other collectives have no choice. RC_DIRECT and
- * RC_ONE_SHOT add in order of rank, with one rounding per contribution, not per hop. */
+/* Algorithm of an all-reduce; other collectives have no choice. RC_DIRECT and RC_ONE_SHOT add in
+ * order of rank, with one rounding per contribution, not per hop. */
 typedef enum rc_algorithm {
     RC_AUTO = 0,
     RC_RING = 1,     /* each part travels around: least to send, 2 (world_size - 1) hops */
@@ -127,18 +127,20 @@ typedef enum rc_algorithm {
 } rc_algorithm;
 #define RC_ALGORITHM_COUNT 6
 
-/* Bytes of one element; 0 for a value that is no dtype. */
+/* Returns the bytes of one element; 0 for a value that is no dtype. */
 size_t rc_dtype_size(rc_dtype dtype);
 
 /* ---- build and machine ---- */
 
 const char *rc_version(void);
-/* Name of the i-th kernel set of this build ("scalar", "avx2", ...), NULL past the last. */
+/* Returns the name of the i-th kernel set of this build ("scalar", "avx2", ...), NULL past the
+ * last. */
 const char *rc_kernel_set_name(int index);
-/* 1 where this CPU can run that kernel set. */
+/* Returns 1 if this CPU can run that kernel set. */
 int rc_kernel_set_supported(int index);
 
-/* What rc_call.caller stands for ("gather_state_dict()", ...), from 1 on; NULL for other numbers.
+/* Returns the text of an rc_call.caller ("gather_state_dict()", ...), from 1 on; NULL for other
+ * numbers.
  */
 const char *rc_caller_name(int caller);
 
@@ -146,16 +148,16 @@ const char *rc_caller_name(int caller);
 
 typedef struct rc_engine rc_engine;
 
-/* kernel_set: a name from rc_kernel_set_name, or NULL for the fastest this CPU supports. Where the
- * system refuses a descriptor, a thread or memory errno says why. */
+/* Creates an engine. kernel_set: a name from rc_kernel_set_name, or NULL for the fastest this CPU
+ * supports. errno says why if the system refuses a descriptor, a thread or memory. */
 rc_result rc_engine_create(rc_engine **out, const char *kernel_set);
-/* Frees the engine. Its communicators must be freed first, so its works are over; those that are
- * still held stay valid, and what rc_work_* say of them stays the same. */
+/* Frees the engine. Its communicators must be freed first, so its works are over; works that are
+ * still held stay valid, and rc_work_* return the same as before. */
 void rc_engine_free(rc_engine *engine);
-/* Name of the kernel set in use. */
+/* Returns the name of the kernel set in use. */
 const char *rc_engine_kernel_set(const rc_engine *engine);
-/* Call in the child after fork(), before anything else: closes every lane's descriptor there, so
- * that the child neither keeps a peer's connection alive nor can use it. Takes no lock. */
+/* Closes every lane's descriptor in a forked child, so that the child neither keeps a peer's
+ * connection alive nor can use it. To be called there before anything else; takes no lock. */
 void rc_engine_after_fork(rc_engine *engine);
 
 /* ---- communicator ---- */
@@ -172,50 +174,51 @@ typedef struct rc_comm_config {
     uint32_t peer_timeout_ms; /* a peer silent this long is lost, or a lane whose peer lives */
     rc_algorithm algorithm;   /* of every all-reduce; RC_AUTO: by size; same on all ranks */
     uint32_t spin_us;         /* rc_work_wait polls this long before it sleeps */
-    int32_t crowded;  /* 1: the ranks on this machine outnumber its cores; then only brief works are
-                         polled for, and each look lets others run */
-    int32_t one_host; /* 1: all ranks share a host, so links are as fast as its memory, and what
-                         costs is the handling of frames; same on all ranks */
-    uint32_t threads; /* 2: another thread of the engine sends what long works send; 0, 1: none */
+    int32_t crowded;    /* 1: the ranks on this machine outnumber its cores: only brief works are
+                           polled for, and each poll lets others run */
+    int32_t one_host;   /* 1: all ranks share a host: links are as fast as its memory, and time goes
+                           into handling frames; same on all ranks */
+    uint32_t threads;   /* 2: a second thread of the engine sends for long works; 0, 1: none */
     uint32_t link_mbit; /* Mbit/s of a port of the slowest rank, by which RC_AUTO chooses; 0: not
                            known, and taken for 1000; same on all ranks */
 } rc_comm_config;
 
 void rc_comm_config_init(rc_comm_config *config);
 rc_result rc_comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *config);
-/* Gives the communicator a connected stream socket to peer. rail counts network ports, the same
- * at both ends; bytes_per_s is the port's speed where known, else 0. Owns fd from here on, also
- * on failure. All lanes are added before rc_comm_start. */
+/* Gives the communicator a connected stream socket to peer. rail counts network ports, the same at
+ * both ends; bytes_per_s is the port's speed where known, else 0. It owns fd from here on, also on
+ * failure. All lanes are added before rc_comm_start. */
 rc_result rc_comm_add_lane(rc_comm *comm, int peer, int rail, int fd, double bytes_per_s);
-/* Says what the lanes of a rail to peer run over, for errors that name them: here and there, such
- * as "eth1 10.8.0.1 on node0", are both ends' port, address and host, or NULL. port is the index of
- * the network interface here; the loss of it, or of a lane's address on it, ends its lanes
- * (rc_comm_watch_ports). 0: not watched. After these lanes are added, before rc_comm_start. */
+/* Sets the route that errors name for the lanes of a rail to peer: here and there, such as "eth1
+ * 10.8.0.1 on node0", are both ends' port, address and host, or NULL. port is the index of the
+ * network interface here (0: not watched); the loss of it, or of a lane's address on it, ends its
+ * lanes (rc_comm_watch_ports). To be called after these lanes are added, before rc_comm_start. */
 rc_result rc_comm_name_rail(rc_comm *comm, int peer, int rail, int port, const char *here,
                             const char *there);
 /* Gives the communicator a netlink socket, subscribed to the links and addresses of the network
- * namespace that its lanes are in, to hear at once of ports that are lost. Owns fd from here on,
+ * namespace that its lanes are in, so that it knows of lost ports at once. It owns fd from here on,
  * also on failure. At most one, before rc_comm_start. */
 rc_result rc_comm_watch_ports(rc_comm *comm, int fd);
 /* Gives the communicator memory that the ranks of this host share: a file that was empty at first,
- * the same for all of them. hosts[rank], for all ranks, is equal for those of one host; all hosts
- * have as many, 2 to 64. All-reduces then go through it: those by RC_AUTO, and on a single host
- * those by RC_DIRECT and RC_ONE_SHOT, and broadcasts where config.algorithm is one of these. Closes
- * fd, also on failure. Before rc_comm_start; on all ranks or on none. */
+ * the same for all of them. hosts has a number for each rank, equal for ranks of one host; all
+ * hosts have the same number of ranks, 2 to 64. All-reduces then go through it: those by RC_AUTO,
+ * and on a single host those by RC_DIRECT and RC_ONE_SHOT, and broadcasts where config.algorithm is
+ * one of these. Closes fd, also on failure. Before rc_comm_start; on all ranks or on none. */
 rc_result rc_comm_share(rc_comm *comm, const int32_t *hosts, int fd);
-/* Opens the communicator for work. RC_INVALID_STATE if a peer has no lane. */
+/* Opens the communicator for work. Returns RC_INVALID_STATE if a peer has no lane. */
 rc_result rc_comm_start(rc_comm *comm);
 /* Fails all pending and later works here and, naming this rank and reason, on every other rank. */
 void rc_comm_abort(rc_comm *comm, const char *reason);
-/* Says goodbye and sends what is queued; pending works fail. RC_OK once the peers' hosts have it
- * all; RC_AGAIN if they have not within timeout_ms: to be called again, or rc_comm_close. So a
- * caller can look at its signals in between. */
+/* Sends a goodbye and all that is queued; pending works fail. Returns RC_OK once the peers' hosts
+ * have all of it, RC_AGAIN if not within timeout_ms: then call it again, or rc_comm_close. So a
+ * caller can handle signals in between. */
 rc_result rc_comm_leave(rc_comm *comm, int timeout_ms);
-/* The same, and closes then; RC_TIMEOUT if what was sent is not all there within timeout_ms. */
+/* Leaves as rc_comm_leave does, then closes; RC_TIMEOUT if the peers' hosts do not have all data
+ * within timeout_ms. */
 rc_result rc_comm_close(rc_comm *comm, int timeout_ms);
-/* Frees it; closes abruptly if rc_comm_close was not called. */
+/* Frees the communicator; closes abruptly if rc_comm_close was not called. */
 void rc_comm_free(rc_comm *comm);
-/* The first failure; code RC_OK if there is none. */
+/* Writes the first failure; code RC_OK if there is none. */
 void rc_comm_error(rc_comm *comm, rc_error *out);
 
 /* Counters since rc_comm_start. */
@@ -236,57 +239,58 @@ typedef struct rc_comm_stats {
     uint64_t works;         /* completed */
     uint64_t payload_bytes; /* payload sent, after compression */
     uint64_t wire_bytes;    /* sent over links, headers included */
-    uint64_t shared_bytes;  /* of the payload, put into memory that ranks share */
+    uint64_t shared_bytes;  /* part of the payload, put into memory that ranks share */
     double engine_cpu_s;    /* CPU seconds of the engine's own threads */
-    double waiting_s;       /* that threads have spent in rc_work_wait, pipes' too; whole engine */
+    double waiting_s;       /* seconds of threads in rc_work_wait and in pipes; whole engine */
     int32_t lanes;
     int32_t threads; /* that carry this communicator's traffic: 1 or 2 */
 } rc_comm_stats;
 
 void rc_comm_stats_get(rc_comm *comm, rc_comm_stats *out);
-/* Fills out[0..capacity) and returns the number of lanes there are. */
+/* Fills out[0..capacity) and returns the number of all lanes. */
 int rc_comm_lane_stats(rc_comm *comm, rc_lane_stats *out, int capacity);
 
 /* ---- error feedback ---- */
 
-/* The residuals of one tensor: what quantising has lost so far and the next call puts in again. It
- * belongs to the caller; a call borrows it (rc_call.feedback) until its work is done. Functions
- * that read or change it may not run beside each other, nor beside rc_submit with it. While a work
- * uses it rc_feedback_busy is 1, those with a result return RC_INVALID_STATE, and pointers are
+/* The residuals of one tensor: what quantising has lost so far, which the next call adds again. The
+ * caller owns it; a call borrows it (rc_call.feedback) until its work is done. Functions that read
+ * or change it may not run at the same time, nor during rc_submit with it. While a work uses it
+ * rc_feedback_busy returns 1, functions with a result return RC_INVALID_STATE, and pointers are
  * NULL. */
 typedef struct rc_feedback rc_feedback;
 
-/* Residuals of 0, for calls whose source has count elements (a reduce-scatter's: world_size x its
- * count). */
+/* Creates residuals of 0, for calls whose source has count elements (a reduce-scatter's: world_size
+ * x its count). */
 rc_result rc_feedback_create(rc_feedback **out, uint64_t count);
-/* While a work uses it, it goes with the end of that work. */
+/* Frees the feedback; while a work uses it, at the end of that work. */
 void rc_feedback_free(rc_feedback *feedback);
 uint64_t rc_feedback_count(const rc_feedback *feedback);
 int rc_feedback_busy(const rc_feedback *feedback);
-/* What this rank's own encoding has lost: count floats, which may be written to. Valid until the
- * next call with the feedback; then ask again. */
+/* Returns what this rank has lost in encoding its own values: count floats, which may be written
+ * to. Valid until the next call with the feedback. */
 float *rc_feedback_worker(rc_feedback *feedback);
-/* What this rank has lost in encoding sums for all: *count floats, of the elements from *start on;
- * *count is 0, and the pointer may be NULL, if there are none. */
+/* Returns what this rank has lost in encoding sums for all: *count floats, of the elements from
+ * *start on; *count is 0, and the pointer may be NULL, if there are none. */
 float *rc_feedback_owner(rc_feedback *feedback, uint64_t *start, uint64_t *count);
 /* Replaces all residuals by copies. worker: as many floats as the feedback has, or NULL for zeros.
  * owner: count floats for the elements from start on, or NULL with a count of 0. They need not fit
- * the next call: what does not is made up for with the worker's. */
+ * the next call: those that do not are added to the worker's. */
 rc_result rc_feedback_load(rc_feedback *feedback, const float *worker, const float *owner,
                            uint64_t start, uint64_t count);
-/* Multiplies all residuals, as the values that come next will be. factor must be finite. */
+/* Multiplies all residuals by factor, which must be finite: for values that are scaled so from now
+ * on. */
 rc_result rc_feedback_rescale(rc_feedback *feedback, double factor);
-/* Makes the residuals what they were before the last work that used them, for callers who drop its
- * result. Nothing happens if that work left them as they were, or made them zero, or if they have
- * been loaded or rescaled since. */
+/* Restores the residuals of before the last work that used them, for callers who drop its result.
+ * Does nothing if that work left them as they were, or made them zero, or if they have been loaded
+ * or rescaled since. */
 rc_result rc_feedback_undo(rc_feedback *feedback);
 
 /* ---- works ---- */
 
 typedef struct rc_work rc_work;
 
-/* The root of a receive that takes a send of any rank: of those that have come, or of the first
- * that comes. Where two receives can take a send, the one called first does. */
+/* Root of a receive that takes a send of any rank: one that has come, or the first to come. Of two
+ * receives that can take a send, the one called first does. */
 enum { RC_ANY_SOURCE = -1 };
 
 /* One collective, as this rank calls it. count is in elements:
@@ -316,29 +320,30 @@ typedef struct rc_call {
     /* NULL, or residuals for an all-reduce, reduce-scatter or all-gather of as many elements, by
      * RC_SUM or RC_AVG, in RC_F32 or RC_F64. With a codec that does not quantise they are added to
      * the source, and zero afterwards. They change only if the work succeeds, and its result is
-     * finite. They follow op: to change it, let them be zero first. Only one work at a time may use
-     * them. */
+     * finite. They belong to one op: for another they must be zero first. Only one work at a time
+     * may use them. */
     rc_feedback *feedback;
-    /* 1: what src and dst hold is encoded already, in an all-reduce of RC_F32 without shared
-     * memory and without feedback; other ranks cannot tell. By RC_CODEC_BF16 or RC_CODEC_FP16: the
-     * 16 bits of each element, for an RC_AVG by fp16 those of the element times 1/world_size. By
+    /* 1: src and dst hold encoded data, in an all-reduce of RC_F32 without shared memory and
+     * without feedback; other ranks see no difference. By RC_CODEC_BF16 or RC_CODEC_FP16: the 16
+     * bits of each element, for an RC_AVG by fp16 those of the element times 1/world_size. By
      * RC_CODEC_INT8, RC_CODEC_INT4, RC_CODEC_ONEBIT or RC_CODEC_FP8, among two ranks or more:
-     * payloads, as rc_comm_layout says; src is dst. */
+     * payloads, laid out as rc_comm_layout says; src is dst. */
     int32_t encoded;
-    /* The call of the library that this one is part of, which other ranks are told where calls
+    /* The call of the library that this one is part of, for other ranks' messages where calls
      * differ: a number of rc_caller_name, or 0. Ranks may differ in it. */
     uint32_t caller;
 } rc_call;
 
-/* Where payloads lie (docs/WIRE.md, 6) that are encoded already. The tensor has parts, of
- * part_elems elements but for the last ones, which may have fewer or none; a part has segments, of
- * segment_elems but for its last one.
+/* Layout of encoded data: the places of payloads (docs/WIRE.md, 6). The tensor has parts of
+ * part_elems elements, the last ones of fewer or none; a part has segments of segment_elems, its
+ * last one of fewer.
  *   terms 1   The payload of segment k of part p lies at byte p * part_bytes + k * segment_bytes:
- * at first this rank's contribution, when the work is over the result. This rank's contribution to
- * part own, which begins at element plain_start, lies not there, but from byte plain on as it is,
- * plain_count floats. terms 2   There are two ranks, one part, and own < 0. Rank r's contribution
- * to segment k lies at byte r * part_bytes + k * segment_bytes: at first this rank's, when the work
- * is over both, whose sum (times 1/2 for an RC_AVG) the result is. */
+ *             at first this rank's contribution, when the work is over the result. The contribution
+ *             to this rank's own part, `own`, which begins at element plain_start, is not encoded:
+ *             plain_count floats from byte plain on.
+ *   terms 2   There are two ranks, one part, and own < 0. Rank r's contribution to segment k lies
+ *             at byte r * part_bytes + k * segment_bytes: at first this rank's, when the work is
+ *             over both, whose sum (times 1/2 for an RC_AVG) is the result. */
 typedef struct rc_layout {
     uint64_t parts;
     uint64_t terms;
@@ -349,51 +354,52 @@ typedef struct rc_layout {
     uint64_t plain;
     uint64_t plain_start;
     uint64_t plain_count;
-    uint64_t bytes; /* of all */
+    uint64_t bytes; /* of the whole */
     int32_t own;
 } rc_layout;
 
 /* Starts a collective. Returns at once; *out is freed by rc_work_free. An error result means that
  * nothing was submitted; error (may be NULL) then holds the reason. */
 rc_result rc_submit(rc_comm *comm, const rc_call *call, rc_work **out, rc_error *error);
-/* What rc_submit would refuse the call for; RC_OK: nothing. Submits nothing. */
+/* Returns the result with which rc_submit would refuse the call, or RC_OK. Submits nothing. */
 rc_result rc_check(rc_comm *comm, const rc_call *call, rc_error *error);
-/* Where a call has what is encoded already. RC_INVALID_ARGUMENT if it takes nothing of the kind. */
+/* Writes the layout of a call's encoded data. Returns RC_INVALID_ARGUMENT if such a call takes
+ * none. */
 rc_result rc_comm_layout(rc_comm *comm, const rc_call *call, rc_layout *out);
 /* Waits up to timeout_ms (0 polls). RC_OK: done. RC_AGAIN: still in flight, or a signal came. Any
  * other result: the work failed with it. */
 rc_result rc_work_wait(rc_work *work, int timeout_ms);
-/* rc_submit and rc_work_wait in one, of the same call with count elements at data, in place. RC_OK:
- * it is over, and there is no work (*out is NULL). Otherwise *out is what rc_submit made: NULL
- * where the call was refused, or a work in flight (RC_AGAIN) or failed. */
+/* Does rc_submit and rc_work_wait in one, for the same call with count elements at data, in place.
+ * RC_OK: it is over, and there is no work (*out is NULL). Otherwise *out is what rc_submit made:
+ * NULL where the call was refused, or a work in flight (RC_AGAIN) or failed. */
 rc_result rc_run(rc_comm *comm, const rc_call *call, uint64_t count, void *data, int timeout_ms,
                  rc_work **out);
-/* The work's failure; code RC_OK if there is none (yet). */
+/* Writes the work's failure; code RC_OK if there is none (yet). */
 void rc_work_error(rc_work *work, rc_error *out);
-/* The collective's number on its communicator; of a send or receive, that between these two ranks
- * among those of its tag. */
+/* Returns the collective's number on its communicator; of a send or receive, its number among those
+ * of its tag between these two ranks. */
 uint64_t rc_work_seq(const rc_work *work);
-/* The root of its call; of a finished receive from any source, the rank that it came from. */
+/* Returns the root of the call; of a finished receive from any source, the rank that sent. */
 int rc_work_root(const rc_work *work);
-/* From here on as if it had been submitted with notify = 1, also where it is over by now. */
+/* Sets notify = 1 for a submitted work, also for one that is over by now. */
 rc_result rc_work_notify(rc_work *work);
-/* Seconds from submission to completion; 0 while in flight. */
+/* Returns the seconds from submission to completion; 0 while in flight. */
 double rc_work_elapsed(const rc_work *work);
 
-/* What this rank has done for a work. Moments are of CLOCK_MONOTONIC, in nanoseconds. */
+/* Statistics of a work on this rank. Times are of CLOCK_MONOTONIC, in nanoseconds. */
 typedef struct rc_work_stats {
     uint64_t submitted_ns;
     uint64_t started_ns; /* its first frame left or came, or it entered shared memory; 0: neither */
     uint64_t finished_ns;
-    uint64_t sent_bytes;    /* payload that its frames carried over links, after compression */
-    uint64_t shared_bytes;  /* put into the memory that ranks of a host share */
-    uint64_t rail_bytes[8]; /* sent over each rail, frame headers included; [7]: and all further */
+    uint64_t sent_bytes;    /* payload of its frames over links, after compression */
+    uint64_t shared_bytes;  /* put into memory that the ranks of a host share */
+    uint64_t rail_bytes[8]; /* sent over each rail, with frame headers; [7]: and all further ones */
 } rc_work_stats;
 
-/* Complete once the work is over; while it is in flight all but submitted_ns is 0. */
+/* Writes the statistics of a work; while it is in flight all but submitted_ns is 0. */
 void rc_work_stats_get(const rc_work *work, rc_work_stats *out);
-/* Lets go of the work. One still in flight goes on; its buffers stay borrowed until it ends, so
- * wait first, or close the communicator. */
+/* Drops the caller's reference. A work still in flight continues, and its buffers stay borrowed
+ * until it ends, so wait first, or close the communicator. */
 void rc_work_free(rc_work *work);
 /* Waits for the next finished work that was submitted with notify = 1, in order of completion.
  * RC_AGAIN after timeout_ms without one, or after rc_engine_interrupt. */
@@ -403,80 +409,84 @@ void rc_engine_interrupt(rc_engine *engine);
 
 /* ---- tensors on a GPU ---- */
 
-/* The GPUs of this machine, as CUDA counts them. driver: the library ("libcuda.so.1", or a path),
- * which is opened once and stays. RC_DEVICE where there is none to use; error then says why. */
+/* Counts the GPUs of this machine, as CUDA does. driver: the library ("libcuda.so.1", or a path),
+ * which is opened once and stays open. Returns RC_DEVICE, with the reason in error, if there is
+ * none to use. */
 rc_result rc_cuda_devices(const char *driver, int *count, rc_error *error);
-/* The number of the GPU that memory lies on; -1: it is host memory. */
+/* Finds the number of the GPU that memory lies on; -1: host memory. */
 rc_result rc_cuda_locate(const char *driver, uint64_t address, int *ordinal, rc_error *error);
 
-/* What brings the tensors of one GPU to a communicator and back. The core works on copies of them
+/* A pipe moves the tensors of one GPU to a communicator and back. The core works on copies of them
  * in pinned host memory, by the path that all tensors take, so results have the same bits.
  *
- * A collective of such tensors is a flight. It follows what its stream had to do when it was
- * submitted. It is over when its result is on its way to the tensors, and a stream that
- * rc_flight_order was called with goes on behind it. It has landed when that is done: until then
- * its tensors are borrowed.
+ * A collective of such tensors is a flight. It follows what its stream had queued when it was
+ * submitted. It is over when its result is on its way to the tensors, and a stream given to
+ * rc_flight_order waits for that. It has landed when the result has arrived: until then its tensors
+ * are borrowed.
  *
  * A CUDA call that fails ends the communicator, on all ranks, as rc_comm_abort does. */
 typedef struct rc_pipe rc_pipe;
 typedef struct rc_flight rc_flight;
 
-/* A stream of CUDA: its handle (a CUstream or cudaStream_t), where 0 and 1 are the legacy default
- * stream and 2 is that of the calling thread; or none, for tensors that nothing is left to do to.
+/* A CUDA stream: its handle (a CUstream or cudaStream_t), where 0 and 1 are the legacy default
+ * stream and 2 is that of the calling thread; or none, for tensors that no queued work uses.
  */
 enum { RC_NO_STREAM = -1 };
 
-/* Part of a tensor that does not lie in one piece: bytes at an address of the device, which are
- * those from offset on of the tensor. */
+/* Piece of a tensor that is not contiguous: bytes at an address of the device, which are those from
+ * offset on of the tensor. */
 typedef struct rc_piece {
     uint64_t address;
     uint64_t offset;
     uint64_t bytes;
 } rc_piece;
 
-/* kernels: ringcomm/kernels.ptx as a string, or a fatbin made of it, or NULL. arena: bytes of
- * pinned memory to keep, at most; larger flights get memory of their own for their time. comm must
- * be open. */
+/* Creates a pipe. kernels: ringcomm/kernels.ptx as a string, or a fatbin made of it, or NULL.
+ * arena: bytes of pinned memory to keep, at most; larger flights get memory of their own for their
+ * time. comm must be open. */
 rc_result rc_pipe_create(rc_pipe **out, rc_comm *comm, const char *driver, int ordinal,
                          const char *kernels, uint64_t arena, rc_error *error);
-/* Why the CPU packs what is compressed, as a sentence; "" if the GPU does. */
+/* Returns why the CPU packs compressed tensors, as a sentence; "" if the GPU does. */
 const char *rc_pipe_without_kernels(const rc_pipe *pipe);
-/* As rc_submit, for src and dst on the device. With pieces the call's src and dst are those, and
- * NULL; the same memory is read and written, and what lies between them is 0. count of the call
+/* Submits as rc_submit does, with src and dst on the device. With pieces the call's src and dst are
+ * NULL; the pieces are read and written, and the elements between them count as 0. The call's count
  * is more than 0. Flights reach the core in the order of their calls. */
 rc_result rc_pipe_submit(rc_pipe *pipe, const rc_call *call, const rc_piece *pieces, int count,
                          int64_t stream, rc_flight **out, rc_error *error);
 /* Waits until all flights submitted so far have reached the core, so that an rc_submit comes after
- * them. RC_AGAIN after timeout_ms. */
+ * them. Returns RC_AGAIN after timeout_ms. */
 rc_result rc_pipe_drain(rc_pipe *pipe, int timeout_ms);
-/* The stream that brings results to the device. What is recorded there follows all that is over. */
+/* Returns the stream that copies results to the device. An event recorded there follows all flights
+ * that are over. */
 uint64_t rc_pipe_stream(const rc_pipe *pipe);
-/* Ends all flights and gives everything back but the flights. After rc_comm_close, before
+/* Ends all flights and frees all that the pipe has, except the flights. After rc_comm_close, before
  * rc_comm_free. */
 void rc_pipe_stop(rc_pipe *pipe);
-/* Frees a pipe that was stopped, once its last flight is freed. In a forked child nothing. */
+/* Frees a pipe that was stopped, once its last flight is freed. Does nothing in a forked child. */
 void rc_pipe_free(rc_pipe *pipe);
-/* Waits for the next flight that is over (where that was asked for), or has landed: *landed. Free
- * it. RC_AGAIN after timeout_ms, RC_INVALID_STATE after rc_pipe_stop when there are no more. */
+/* Waits for the next flight that is over (if notice was asked for), or has landed: *landed. Free
+ * it. Returns RC_AGAIN after timeout_ms, RC_INVALID_STATE after rc_pipe_stop when there are no
+ * more. */
 rc_result rc_pipe_take(rc_pipe *pipe, int timeout_ms, rc_flight **out, int *landed);
 
-/* As rc_work_wait: RC_OK when it is over. */
+/* Waits as rc_work_wait does; RC_OK when the flight is over. */
 rc_result rc_flight_wait(rc_flight *flight, int timeout_ms);
-/* As rc_flight_wait, for the landing. */
+/* Waits likewise, until the flight has landed. */
 rc_result rc_flight_landed(rc_flight *flight, int timeout_ms);
-/* Makes the stream go on behind a flight that is over. */
+/* Makes the stream wait for the result of a flight that is over. */
 rc_result rc_flight_order(rc_flight *flight, int64_t stream, rc_error *error);
-/* From here on rc_pipe_take brings it when it is over, too; also where it is, unless it has landed.
+/* Has rc_pipe_take return the flight when it is over, too; also if it is over already, unless it
+ * has landed.
  */
 void rc_flight_notify(rc_flight *flight);
-/* As rc_work_error, _seq, _root, _elapsed and _stats_get; before it has reached the core: none, 0,
- * that of the call, 0, all 0. */
+/* Return what rc_work_error, _seq, _root, _elapsed and _stats_get do; before the flight has reached
+ * the core: no error, 0, the call's root, 0, all 0. */
 void rc_flight_error(rc_flight *flight, rc_error *out);
 uint64_t rc_flight_seq(rc_flight *flight);
 int rc_flight_root(rc_flight *flight);
 double rc_flight_elapsed(rc_flight *flight);
 void rc_flight_stats_get(rc_flight *flight, rc_work_stats *out);
-/* Lets go of it; one still in flight goes on. */
+/* Drops the caller's reference; a flight under way continues. */
 void rc_flight_free(rc_flight *flight);
 
 /* -- end declarations -- */

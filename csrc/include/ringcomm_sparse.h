@@ -25,7 +25,7 @@ typedef struct rc_sparse_format {
     rc_dtype values; /* RC_F32 or RC_BF16 */
 } rc_sparse_format;
 
-/* What was received of a tensor: of chunk i counts[i] units, in ascending order; index is a unit's
+/* Units of a tensor, as received: counts[i] units of chunk i, in ascending order; index is a unit's
  * place in its chunk, and values its elements. */
 typedef struct rc_sparse_entries {
     uint32_t *counts;
@@ -33,36 +33,38 @@ typedef struct rc_sparse_entries {
     float *values;
 } rc_sparse_entries;
 
-/* Bytes of the record of a whole chunk, and of the payload of count elements. 0 for no format. */
+/* Return the bytes of the record of a whole chunk, and of the payload of count elements; 0 for an
+ * invalid format. */
 uint64_t rc_sparse_record_bytes(const rc_sparse_format *format);
 uint64_t rc_sparse_bytes(const rc_sparse_format *format, uint64_t count);
-/* Units at most that a sum of so many payloads has. */
+/* Returns the most units that a sum of so many payloads has. */
 uint64_t rc_sparse_most(const rc_sparse_format *format, uint64_t count, int payloads);
 
-/* c = residual * decay + delta, residual NULL being 0; the units of c with the largest magnitude
- * (of a block the sum of them), as the payload has them, go to wire, and left = c less what was
- * sent. Of equals the first go; where too few elements are not zero, zeros go as well. left may be
- * residual or delta. *poisoned is set where what is sent is not finite: left is void then.
- * kernel_set: as rc_engine_create. The result is the same with every set. */
+/* Selects the units that are sent. c = residual * decay + delta, residual NULL being 0; the units
+ * of c with the largest magnitude (of a block the sum of them) go to wire, rounded as the payload
+ * has them, and left = c less what was sent. Of equals the first go; where too few elements are not
+ * zero, zeros go as well. left may be residual or delta. *poisoned is 1 if a value that is sent is
+ * not finite: left is void then. kernel_set: as in rc_engine_create. The result is the same with
+ * every set. */
 rc_result rc_sparse_select(const rc_sparse_format *format, const char *kernel_set, uint8_t *wire,
                            float *left, const float *residual, const float *delta, float decay,
                            uint64_t count, int *poisoned);
 
-/* The sum of payloads, in the order of wires, times factor; factor 0: each unit divided by how many
- * of the payloads have it. A unit whose values are all zero counts as not sent. out has room for
- * rc_sparse_most. *poisoned is set where a value or a sum is not finite: out is void then.
- * RC_PROTOCOL: payload *wrong is none of this format. */
+/* Sums payloads, in the order of wires, times factor; factor 0: divides each unit by how many of
+ * the payloads have it. A unit whose values are all zero counts as not sent. out has room for
+ * rc_sparse_most. *poisoned is 1 if a value or a sum is not finite: out is void then. Returns
+ * RC_PROTOCOL if payload *wrong is not of this format. */
 rc_result rc_sparse_join(const rc_sparse_format *format, const char *kernel_set,
                          const uint8_t *const *wires, int payloads, float factor, uint64_t count,
                          rc_sparse_entries *out, uint64_t *total, int *poisoned, int *wrong);
 
-/* dense = what entries has, and zeros; and dense += factor * entries. */
+/* Write entries to dense, with zeros elsewhere; and add factor * entries to dense. */
 rc_result rc_sparse_scatter(const rc_sparse_format *format, const char *kernel_set,
                             const rc_sparse_entries *entries, float *dense, uint64_t count);
 rc_result rc_sparse_add(const rc_sparse_format *format, const rc_sparse_entries *entries,
                         float factor, float *dense, uint64_t count);
 
-/* ---- optimizers of what was received ---- */
+/* ---- optimizer steps of received units ---- */
 
 typedef struct rc_sparse_sgd_step {
     float lr, momentum, weight_decay;
@@ -76,8 +78,8 @@ typedef struct rc_sparse_adam_step {
     uint32_t number;
 } rc_sparse_adam_step;
 
-/* One step for the units of entries; all others stay as they are, weights and states. A part of a
- * tensor that begins with a chunk is a tensor, too: so several threads can share a step.
+/* Take one step for the units of entries; all others stay as they are, weights and states. A part
+ * of a tensor that begins with a chunk is a tensor, too: so several threads can share a step.
  *
  * sgd: the momentum of a unit that was last touched k steps ago is multiplied by momentum^k first.
  * last: for each unit of the tensor the number of the step that touched it last, 0 at first.
@@ -90,8 +92,8 @@ rc_result rc_sparse_adam(const rc_sparse_format *format, const char *kernel_set,
                          const rc_sparse_entries *entries, const rc_sparse_adam_step *step,
                          float *weights, uint64_t count, float *first, float *second);
 
-/* entries has the place of units: their values = what dense has there; and the other way round,
- * dense of RC_F32 or RC_BF16. */
+/* Copy the units of entries: their values from dense, and their values to dense, of RC_F32 or
+ * RC_BF16. entries has their places. */
 rc_result rc_sparse_take(const rc_sparse_format *format, const rc_sparse_entries *entries,
                          const float *dense, uint64_t count);
 rc_result rc_sparse_put(const rc_sparse_format *format, const char *kernel_set,

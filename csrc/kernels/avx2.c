@@ -18,7 +18,7 @@
 #define SET kernels_avx2
 #define SET_NAME "avx2"
 
-/* Two registers: what 16 floats fill. vec_load and fp16 put floats 0 to 7 into low, 8 to 15 into
+/* Two registers of 16 floats together. vec_load and fp16 put floats 0 to 7 into low, 8 to 15 into
  * high. The unpack and pack instructions of bf16 work within half a register, so that there floats
  * 0 to 3 and 8 to 11 go into low, the others into high, and nothing has to be permuted. */
 enum { LANES = 16 };
@@ -26,8 +26,8 @@ typedef struct vec {
     __m256 low, high;
 } vec;
 
-/* F16C by cpuid, since older compilers do not know its name in __builtin_cpu_supports. That one
- * also tells whether the system saves the registers. */
+/* Returns 1 if this CPU has the instructions: F16C by cpuid, since older compilers do not know its
+ * name in __builtin_cpu_supports, which also checks that the system saves the registers. */
 static int supported(void)
 {
     unsigned a, b, c, d;
@@ -93,7 +93,7 @@ static inline void bf16_decode_lanes(float *dst, const uint16_t *src)
     vec_store(dst, (vec){decode_bf16_8(src), decode_bf16_8(src + 8)});
 }
 
-/* The rounding of scalar.c, short of NaN. */
+/* Rounds as scalar.c does, but not NaN. */
 static inline __m256i round_bf16_8(__m256 x)
 {
     const __m256i bits = _mm256_castps_si256(x);
@@ -107,7 +107,7 @@ static inline __m256i is_nan_8(__m256 x)
     return _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
 }
 
-/* One comparison sees a NaN in either register; only then are they looked for one by one. */
+/* Stores bf16. One comparison sees a NaN in either register; only then does each lane get one. */
 static inline void store_bf16(uint16_t *dst, vec x)
 {
     __m256i half = _mm256_packus_epi32(round_bf16_8(x.low), round_bf16_8(x.high));
@@ -124,7 +124,7 @@ static inline vec load_fp16(const uint16_t *src)
                  _mm256_cvtph_ps(_mm_loadu_si128(half + 1))};
 }
 
-/* The instruction keeps the payload of a NaN, so that one is replaced first. */
+/* Rounds to fp16. The instruction keeps the payload of a NaN, so NaNs are replaced first. */
 static inline __m128i round_fp16_8(__m256 x)
 {
     const __m256 canonical = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000));
@@ -156,7 +156,7 @@ static inline vec vec_abs(vec x)
     return (vec){abs_8(x.low), abs_8(x.high)};
 }
 
-/* Quarters, since that is how numpy aligns. */
+/* Streams in quarters of a register: numpy aligns to 16 bytes. */
 static inline void stream_8(float *dst, __m256 x)
 {
     _mm_stream_ps(dst, _mm256_castps256_ps128(x));
@@ -224,7 +224,7 @@ static inline vec vec_by_sign(vec x, vec plus, vec minus)
                  _mm256_blendv_ps(minus.high, plus.high, is_plus_8(x.high))};
 }
 
-/* Each lane shifts its bit to where the blend looks. */
+/* Selects by bits: each lane shifts its bit to where the blend looks. */
 static inline vec vec_by_bits(uint32_t bits, vec plus, vec minus)
 {
     const __m256i all = _mm256_set1_epi32((int)bits);
@@ -234,7 +234,7 @@ static inline vec vec_by_bits(uint32_t bits, vec plus, vec minus)
                  _mm256_blendv_ps(minus.high, plus.high, _mm256_castsi256_ps(high))};
 }
 
-/* The number of each lane, and the same as integers. */
+/* Rounds each lane to a whole number, and returns the numbers as integers. */
 static inline __m256i round_int_8(__m256 *x)
 {
     const __m256i number = _mm256_cvtps_epi32(*x);
@@ -242,7 +242,7 @@ static inline __m256i round_int_8(__m256 *x)
     return number;
 }
 
-/* 32 integers as bytes. The packs work within half a register, which leaves groups of four
+/* Stores 32 integers as bytes. The packs work within half a register, which leaves groups of four
  * in the order 0 2 4 6 1 3 5 7. */
 static inline void store_bytes(uint8_t *codes, __m256i a, __m256i b, __m256i c, __m256i d)
 {
@@ -286,7 +286,7 @@ static inline void round_int4(uint8_t *codes, vec *x, vec *y)
                                                         _mm256_extracti128_si256(packed, 1)));
 }
 
-/* Four bits of two's complement in every byte. */
+/* Converts numbers of four bits, two's complement in the low half of every byte. */
 static inline vec floats_of_halves(__m128i halves)
 {
     const __m128i eight = _mm_set1_epi8(8);
@@ -301,8 +301,8 @@ static inline void load_int4(const uint8_t *codes, vec *x, vec *y)
     *y = floats_of_halves(_mm_srli_epi16(bytes, 4));
 }
 
-/* The last bit of a number of e4m3 is 2^-3 of its leading one, or of 2^-6 if that is larger. It is
- * also the last bit of 1.5 * 2^20 times that, so that adding this rounds to it. */
+/* Rounds to e4m3. The last bit of a number of e4m3 is 2^-3 of its leading one, or of 2^-6 if that
+ * is larger. It is also the last bit of 1.5 * 2^20 times that, so that adding this rounds to it. */
 static inline __m256 round_fp8_8(__m256 x)
 {
     const __m256i bits = _mm256_castps_si256(x);
@@ -314,7 +314,8 @@ static inline __m256 round_fp8_8(__m256 x)
     return _mm256_or_ps(number, _mm256_and_ps(x, _mm256_set1_ps(-0.0f)));
 }
 
-/* e4m3 is fp16 without its first exponent bit and its last fraction bits, and 2^8 times as large.
+/* Returns the codes of numbers: e4m3 is fp16 without its first exponent bit and its last fraction
+ * bits, and 2^8 times as large.
  */
 static inline __m256i codes_of_fp8(vec number)
 {

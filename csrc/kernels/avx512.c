@@ -1,6 +1,6 @@
 /* avx512.c - the kernel set of x86-64 with AVX-512 F, BW, VL and DQ (Intel servers from 2017, AMD
- * from 2022). Empty elsewhere. Neither FMA (see avx2.c) nor AVX512_BF16, whose conversion flushes
- * subnormals.
+ * from 2022). Empty elsewhere. It uses neither FMA (see avx2.c) nor AVX512_BF16, whose conversion
+ * flushes subnormals.
  */
 #ifdef __x86_64__
 
@@ -68,7 +68,7 @@ static inline vec load_bf16(const uint16_t *src)
     return (vec){load_bf16_16(src), load_bf16_16(src + 16)};
 }
 
-/* The rounding of scalar.c, short of NaN. */
+/* Rounds as scalar.c does, but not NaN. */
 static inline __m512i round_bf16_16(__m512 x)
 {
     const __m512i bits = _mm512_castps_si512(x);
@@ -82,8 +82,8 @@ static inline __mmask16 is_nan_16(__m512 x)
     return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
 }
 
-/* The pack alternates between its sources every 8 bytes, which the permutation undoes. One
- * comparison sees a NaN in either register; only then are they looked for one by one. */
+/* Stores bf16. The pack alternates between its sources every 8 bytes, which the permutation undoes.
+ * One comparison sees a NaN in either register; only then does each lane get one. */
 static inline void store_bf16(uint16_t *dst, vec x)
 {
     const __m512i order = _mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0);
@@ -103,7 +103,7 @@ static inline vec load_fp16(const uint16_t *src)
                  _mm512_cvtph_ps(_mm256_loadu_si256(half + 1))};
 }
 
-/* The instruction keeps the payload of a NaN, so that one is replaced first. */
+/* Rounds to fp16. The instruction keeps the payload of a NaN, so NaNs are replaced first. */
 static inline __m256i round_fp16_16(__m512 x)
 {
     const __m512 canonical = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000));
@@ -130,7 +130,7 @@ static inline vec vec_abs(vec x)
     return (vec){_mm512_abs_ps(x.low), _mm512_abs_ps(x.high)};
 }
 
-/* Quarters, since that is how numpy aligns. */
+/* Streams in quarters of a register: numpy aligns to 16 bytes. */
 static inline void stream_16(float *dst, __m512 x)
 {
     _mm_stream_ps(dst, _mm512_castps512_ps128(x));
@@ -203,7 +203,7 @@ static inline vec vec_by_sign(vec x, vec plus, vec minus)
     return vec_by_bits(vec_signs(x), plus, minus);
 }
 
-/* The number of each lane, and the same as integers. */
+/* Rounds each lane to a whole number, and returns the numbers as integers. */
 static inline __m512i round_int_16(__m512 *x)
 {
     const __m512i number = _mm512_cvtps_epi32(*x);
@@ -211,7 +211,7 @@ static inline __m512i round_int_16(__m512 *x)
     return number;
 }
 
-/* The low bytes of 32 integers. */
+/* Stores the low bytes of 32 integers. */
 static inline void store_bytes(uint8_t *codes, __m512i low, __m512i high)
 {
     __m128i *bytes = (__m128i *)codes;
@@ -251,7 +251,7 @@ static inline void round_int4(uint8_t *codes, vec *x, vec *y)
     store_bytes(codes, low, high);
 }
 
-/* Four bits of two's complement are shifted to the top and back. */
+/* Loads numbers of four bits: two's complement, shifted to the top and back. */
 static inline void load_int4_16(const uint8_t *codes, __m512 *x, __m512 *y)
 {
     const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)codes));
@@ -265,7 +265,7 @@ static inline void load_int4(const uint8_t *codes, vec *x, vec *y)
     load_int4_16(codes + 16, &x->high, &y->high);
 }
 
-/* As in avx2.c. */
+/* Rounds to e4m3 as avx2.c does. */
 static inline __m512 round_fp8_16(__m512 x)
 {
     const __m512i bits = _mm512_castps_si512(x);
@@ -282,7 +282,8 @@ static inline __m256i half_of_fp8(__m512 number)
     return _mm512_cvtps_ph(_mm512_mul_ps(number, _mm512_set1_ps(0x1p-8f)), _MM_FROUND_NO_EXC);
 }
 
-/* e4m3 is fp16 without its first exponent bit and its last fraction bits, and 2^8 times as large.
+/* Stores the codes of numbers: e4m3 is fp16 without its first exponent bit and its last fraction
+ * bits, and 2^8 times as large.
  */
 static inline void store_fp8(uint8_t *codes, vec number)
 {

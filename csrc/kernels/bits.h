@@ -1,4 +1,4 @@
-/* bits.h - a float's bits, and back. */
+/* bits.h - conversions between a float and its bits. */
 #ifndef RINGCOMM_KERNELS_BITS_H
 #define RINGCOMM_KERNELS_BITS_H
 

@@ -1,15 +1,15 @@
 /* block.h - formats whose elements share a scale with their neighbours. A template: body.h includes
- * it once per set. Beside what body.h wants, the including file defines
+ * it once per set. Besides the names for body.h the including file defines
  *   vec_sub, vec_abs
  *   vec_stream          vec_store around the caches, where dst is a multiple of 16 bytes
- *   vec_stream_end      (void): after the last of them, before another thread reads
+ *   vec_stream_end      (void): after the last vec_stream, before another thread reads
  *   vec_top             (top, x): in each lane the larger of top's bits and of |x|'s
  *   vec_top_of          the largest of the lanes' bits, as uint32_t
  *   vec_signs           bit i is 1 where lane i >= 0
  *   vec_by_sign         (x, plus, minus): lanes of plus where x >= 0, else of minus
  *   vec_by_bits         (bits, plus, minus): lanes of plus where the bit is 1, else of minus
- *   round_int8, round_int4, round_fp8   (codes, &x, &y): codes of x and y, which become the numbers
- *                                       that these codes are
+ *   round_int8, round_int4, round_fp8   (codes, &x, &y): codes of x and y, which become the values
+ *                                       of these codes
  *   load_int8, load_int4, load_fp8      (codes, &x, &y): numbers of codes
  * where int8 and fp8 have x in the first LANES codes and y in the next, and int4 has both in LANES
  * codes, x in the low halves.
@@ -19,7 +19,7 @@
  *                       code = number nearest to c * (1 / s), ties to even; D = number * s
  *   onebit              s = min(root of the mean of c * c, 1.75 * mean of |c|), rounded to bf16;
  *                       code = c >= 0; D = s or -s
- * Of a scale made here the product is exact, so that |c - D| is half a step at most, but for the
+ * With a scale made here the product is exact, so that |c - D| is half a step at most, but for the
  * roundings of c * (1 / s). An s below the normal floats is made 0: all D are then 0, and left is
  * c. Sums are those of 32 lanes: lane i takes elements i, i + 32, ..., then lanes are added to
  * those 16, 8, 4, 2, 1 before them.
@@ -46,7 +46,7 @@ static inline float block_scale_load(uint16_t scale)
     return float_of((uint32_t)scale << 16);
 }
 
-/* Whether stores to dst go around the caches. */
+/* Returns 1 if stores to dst go around the caches. */
 static inline int block_streams(const float *dst, int far)
 {
     return far && (uintptr_t)dst % 16 == 0;
@@ -60,7 +60,7 @@ static inline void block_put(float *dst, vec x, int stream)
         vec_store(dst, x);
 }
 
-/* LANES elements of c = src * pre + residual. */
+/* Returns LANES elements of c = src * pre + residual. */
 static inline vec block_take(const float *src, vec pre, const float *residual)
 {
     const vec product = vec_mul(vec_load(src), pre);
@@ -71,7 +71,7 @@ static inline vec block_take(const float *src, vec pre, const float *residual)
     return vec_add(product, vec_load(residual));
 }
 
-/* c of a short block, and zeros after it. */
+/* Makes c of a short block, and zeros after it. */
 static void block_take_short(float c[BLOCK_MAX], const float *src, float pre, const float *residual,
                              size_t n)
 {
@@ -85,7 +85,7 @@ static inline void block_fill(float *dst, float value, size_t n)
         dst[i] = value;
 }
 
-/* What is left of a block whose codes are 0: c, or NaN if it is poisoned. */
+/* Writes left for a block whose codes are 0: c, or NaN if it is poisoned. */
 static void block_left_whole(float *left, const float *c, float s, size_t n)
 {
     if (left && s == s)
@@ -96,9 +96,10 @@ static void block_left_whole(float *left, const float *c, float s, size_t n)
 
 /* ---- a scale by the largest magnitude ---- */
 
-/* top: the bits of the largest |c|, in which infinity and NaN are larger than all numbers. The
- * quotient's upper half is rounded up, so that no c / s exceeds limit by more than the roundings of
- * f32. Where limit times the scale is no number, neither might be D. */
+/* Returns the scale. top: the bits of the largest |c|, in which infinity and NaN are larger than
+ * all numbers. The quotient's upper half is rounded up, so that no c / s exceeds limit by more than
+ * the roundings of f32. The scale is NaN if limit times it is not finite, as D might not be either.
+ */
 static inline float block_scale_by_top(uint32_t top, float limit)
 {
     const float nan = float_of((uint32_t)BLOCK_NAN << 16);

@@ -8,7 +8,7 @@
  *   decode_block    returns 1 if the scale s is not finite
  *   add_block       likewise
  *
- * A short block goes through a whole one of copies.
+ * A short block is copied into a whole one and back.
  */
 
 static int FORMAT(encode)(uint16_t *scales, uint8_t *codes, float *left, const float *src,

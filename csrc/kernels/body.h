@@ -26,8 +26,8 @@
 
 #include "kernels.h"
 
-/* Says that an element depends on no other element. The compiler cannot know, since dst may be one
- * of the sources, and its own run-time check would send just that case down the slow path. */
+/* Tells the compiler that an element depends on no other element. It cannot know, since dst may be
+ * one of the sources, and its own run-time check would send just that case down the slow path. */
 #ifdef __clang__
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -36,8 +36,9 @@
 
 /* ---- reductions ---- */
 
-/* One reduction of x and y. type is what both are read as: unsigned for integer sums and products,
- * whose low bits do not depend on the sign and which then wrap without undefined behaviour. */
+/* Defines one reduction of x and y. type is what both are read as: unsigned for integer sums and
+ * products, whose low bits do not depend on the sign and which then wrap without undefined
+ * behaviour. */
 #define REDUCE(name, type, expr)                                                                   \
     static void name(void *dst, const void *a, const void *b, size_t n)                            \
     {                                                                                              \
@@ -63,8 +64,8 @@ REDUCE(prod_32, uint32_t, (x * y))
 REDUCE(sum_64, uint64_t, x + y)
 REDUCE(prod_64, uint64_t, (x * y))
 
-/* A NaN in a is taken by x != x, one in b because no comparison with it holds. The bitwise or keeps
- * the body free of branches. */
+/* Minimum and maximum. A NaN in a is taken by x != x, one in b because no comparison with it holds.
+ * The bitwise or keeps the body free of branches. */
 REDUCE(min_f32, float, ((x < y) | (x != x)) ? x : y)
 REDUCE(max_f32, float, ((x > y) | (x != x)) ? x : y)
 REDUCE(min_f64, double, ((x < y) | (x != x)) ? x : y)
@@ -80,8 +81,8 @@ REDUCE(max_i64, int64_t, x > y ? x : y)
 
 /* ---- scaling ---- */
 
-/* expr of x and factor, the latter converted once to factor_type: scale_ of elements, average_ of
- * sums of two, which are made as unsigned where type is an integer. */
+/* Defines expr of x and factor, the latter converted once to factor_type: scale_ of elements,
+ * average_ of sums of two, which are made as unsigned where type is an integer. */
 #define SCALE(name, type, sum_type, factor_type, convert, expr)                                    \
     static void scale_##name(void *dst, const void *src, double by, size_t n)                      \
     {                                                                                              \
@@ -107,10 +108,10 @@ REDUCE(max_i64, int64_t, x > y ? x : y)
         }                                                                                          \
     }
 
-/* Integers narrower than 64 bits are divided as floats of twice their width or more, which vector
- * units can do. It is exact: a quotient that is not a whole number is at least 1/divisor away from
- * the next one, which is more than the rounding of the wider float can bridge; and a divisor too
- * large for that float exceeds every dividend, so that the quotient stays below 1. */
+/* Scales. Integers narrower than 64 bits are divided as floats of twice their width or more, which
+ * vector units can do. It is exact: a quotient that is not a whole number is at least 1/divisor
+ * away from the next one, which is more than the rounding of the wider float can bridge; and a
+ * divisor too large for that float exceeds every dividend, so that the quotient stays below 1. */
 SCALE(f32, float, float, float, by, (x * factor))
 SCALE(f64, double, double, double, by, (x * factor))
 SCALE(i8, int8_t, uint8_t, float, (int64_t)by, (int32_t)((float)x / factor))
@@ -144,8 +145,8 @@ static int has_nan(const float *x, size_t n)
 
 /* ---- memory ---- */
 
-/* Asks for what lies 2 KiB behind x, LANES floats of it, whether there is anything or not: a core
- * waits for more lines at a time than its own prefetcher asks for, and that one stops at pages. */
+/* Prefetches LANES floats 2 KiB behind x, whether there are any or not: a core waits for more lines
+ * at a time than its own prefetcher asks for, and that one stops at pages. */
 static inline void fetch_ahead(const float *x)
 {
     enum { AHEAD = 2048, LINE = 64 };

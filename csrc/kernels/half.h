@@ -6,7 +6,7 @@
  *   LOAD, STORE     elements of 16 bits as a vector, and back
  *   DECODE          (dst, src)
  *
- * What is left of n after the last whole vector goes through one vector of copies.
+ * Elements after the last whole vector are copied into one vector and back.
  */
 
 static void HALF(encode)(uint16_t *dst, const float *src, float factor, size_t n)
@@ -42,7 +42,7 @@ static void HALF(decode)(float *dst, const uint16_t *src, size_t n)
     }
 }
 
-/* What others would have got of x. */
+/* Returns the value of x as others get it, encoded and decoded. */
 static inline vec HALF(contribution)(vec x, vec pre)
 {
     uint16_t wire[LANES];

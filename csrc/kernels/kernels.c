@@ -1,4 +1,4 @@
-/* kernels.c - which kernel sets this build has, and which of them to use. */
+/* kernels.c - the kernel sets of this build, and the choice of one. */
 #include "kernels.h"
 
 #include <string.h>

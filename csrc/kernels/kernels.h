@@ -25,7 +25,7 @@
 
 #include "../include/ringcomm.h"
 
-enum { KERNEL_LANES = 32 }; /* sums that do not depend on the width of a register */
+enum { KERNEL_LANES = 32 }; /* of a sum, so that it does not depend on the register's width */
 
 /* dst[i] = a[i] op b[i]. min and max give NaN if either operand is NaN: min is
  * (a < b || a != a) ? a : b. Integer sums and products wrap. */
@@ -40,21 +40,21 @@ typedef struct kernel_half {
     /* dst = E((D(acc) + D(E(x * pre))) * post), every step rounded in f32 */
     void (*add)(uint16_t *dst, const uint16_t *acc, const float *x, float pre, float post,
                 size_t n);
-    /* the same with what is a contribution already: dst = E((D(acc) + D(x)) * post) */
+    /* dst = E((D(acc) + D(x)) * post): as add, for an x that is encoded already */
     void (*add_half)(uint16_t *dst, const uint16_t *acc, const uint16_t *x, float post, size_t n);
 } kernel_half;
 
 /* The functions of one format whose elements share a scale, block by block; arithmetic in block.h.
  * Every function begins at the start of a block; n is the number of elements, so that only the last
- * block may be short. D is what a code stands for: a number times its block's scale.
+ * block may be short. D is the value of a code: a number times its block's scale.
  *
- * A block is poisoned if one of its values is not finite, or if what it takes to encode them leaves
- * the range of f32: its scale is NaN, its codes are 0, its D and its left are the canonical NaN.
- * far: what is written but not read (left, dst) goes around the caches, which is faster where it is
- * part of more than fits there. */
+ * A block is poisoned if one of its values is not finite, or if encoding them leaves the range of
+ * f32: its scale is NaN, its codes are 0, its D and its left are the canonical NaN. far: memory
+ * that is written but not read (left, dst) goes around the caches, which is faster for part of more
+ * than fits there. */
 typedef struct kernel_block {
     size_t block; /* elements that share a scale */
-    size_t bytes; /* of the codes of a block; where it is less than block, always as many */
+    size_t bytes; /* of the codes of a block; if less than block, always as many */
     /* c = src * pre + residual; scales, codes = E(c); left = c - D. residual may be NULL (0), and
      * so may left (not wanted); left may be residual or src. Returns 1 if a block was poisoned. */
     int (*encode)(uint16_t *scales, uint8_t *codes, float *left, const float *src, float pre,
@@ -65,7 +65,7 @@ typedef struct kernel_block {
     int (*add)(float *acc, const uint16_t *scales, const uint8_t *codes, size_t n);
 } kernel_block;
 
-/* How many scales n elements have, and how many bytes of codes. */
+/* Return how many scales n elements have, and how many bytes of codes. */
 static inline size_t kernel_block_scales(const kernel_block *format, size_t n)
 {
     return n / format->block + (n % format->block != 0);
@@ -81,30 +81,31 @@ static inline size_t kernel_block_codes(const kernel_block *format, size_t n)
 /* Elements of a block that is sent whole: a cache line of floats. */
 #define KERNEL_SPARSE_BLOCK 16
 
-/* One step of SGD. */
+/* Settings of a step of SGD. */
 typedef struct kernel_sgd {
     float lr, momentum, weight_decay;
     int nesterov;
 } kernel_sgd;
 
-/* One step of Adam: rest1 is 1 - beta1, step the rate over the first moment's bias correction, and
- * root_scale 1 over the root of the second's. l2 goes into the gradient; keep, 1 or less, is what
- * decoupled weight decay leaves of a weight. */
+/* Settings of a step of Adam: rest1 is 1 - beta1, step the rate over the first moment's bias
+ * correction, and root_scale 1 over the root of the second's. l2 is the weight decay added to the
+ * gradient; keep, 1 or less, the factor that decoupled weight decay leaves of a weight. */
 typedef struct kernel_adam {
     float beta1, beta2, rest1, rest2, step, root_scale, eps, l2, keep;
 } kernel_adam;
 
-/* The passes of a choice of the largest of a chunk of at most 65536, and optimizer steps of what
- * came of it. The size of an element is that of its bits but for the sign, as an integer: infinity
- * and NaN are the largest. */
+/* Passes that find the largest elements of a chunk of at most 65536, and optimizer steps of
+ * received units. The size of an element is its bits without the sign, as an integer: infinity and
+ * NaN are the largest. */
 typedef struct kernel_sparse {
     /* c = residual * decay + delta, the product rounded before the sum; residual NULL: delta */
     void (*combine)(float *c, const float *residual, const float *delta, float decay, size_t n);
-    /* How many have size least or more; least is 1 or more, and at most 0x7fffffff. */
+    /* Counts elements of size least or more; least is 1 or more, and at most 0x7fffffff. */
     size_t (*count)(const float *x, uint32_t least, size_t n);
-    /* Those go to index and values, which have room for n. Returns how many there are. */
+    /* Copies the elements that count counts to index and values, which have room for n. Returns how
+     * many there are. */
     size_t (*pick)(uint16_t *index, float *values, const float *x, uint32_t least, size_t n);
-    /* dst = 0, but for the elements at index, which ascend and are below n. */
+    /* dst = 0, except for the elements at index, which ascend and are below n. */
     void (*put)(float *dst, const uint16_t *index, const float *values, size_t count, size_t n,
                 int far);
     /* scores[i] = the sum of the magnitudes of block i of KERNEL_SPARSE_BLOCK elements: those 8, 4,
@@ -122,7 +123,7 @@ typedef struct kernel_sparse {
 
 typedef struct kernel_set {
     const char *name;
-    int (*supported)(void); /* 1 where this CPU has the instructions */
+    int (*supported)(void); /* returns 1 if this CPU has the instructions */
     /* [dtype][op]; NULL for RC_F16, RC_BF16 and for RC_AVG */
     kernel_reduce_fn *reduce[RC_DTYPE_COUNT][RC_OP_COUNT];
     /* dst = src * factor in the dtype's own precision for f32 and f64; for integers dst = src /
@@ -155,9 +156,10 @@ extern const kernel_set kernels_avx512;
 extern const kernel_set kernels_neon;
 #endif
 
-/* i-th set of this build, slowest (scalar) first; NULL past the last. */
+/* Returns the i-th set of this build, slowest (scalar) first; NULL past the last. */
 const kernel_set *kernels_at(int index);
-/* The fastest supported set, or the one called name; NULL if name is unknown or unsupported. */
+/* Returns the fastest supported set, or the one called name; NULL if name is unknown or
+ * unsupported. */
 const kernel_set *kernels_find(const char *name);
 
 #endif

@@ -51,7 +51,7 @@ static inline vec load_bf16(const uint16_t *src)
                  vreinterpretq_f32_u32(vshll_high_n_u16(half, 16))};
 }
 
-/* The rounding of scalar.c. */
+/* Rounds as scalar.c does. */
 static inline uint16x4_t round_bf16_4(float32x4_t x)
 {
     const uint32x4_t bits = vreinterpretq_u32_f32(x);
@@ -72,7 +72,7 @@ static inline vec load_fp16(const uint16_t *src)
     return (vec){vcvt_f32_f16(vget_low_f16(half)), vcvt_high_f32_f16(half)};
 }
 
-/* The instruction keeps the payload of a NaN, so that one is replaced afterwards. */
+/* Rounds to fp16. The instruction keeps the payload of a NaN, so NaNs are replaced afterwards. */
 static inline uint16x4_t round_fp16_4(float32x4_t x)
 {
     const uint16x4_t number = vmovn_u32(vceqq_f32(x, x));
@@ -96,7 +96,7 @@ static inline vec vec_abs(vec x)
     return (vec){vabsq_f32(x.low), vabsq_f32(x.high)};
 }
 
-/* Cores of this architecture see by themselves that whole lines are written. */
+/* Stores as usual: cores of this architecture see by themselves that whole lines are written. */
 static inline void vec_stream(float *dst, vec x)
 {
     vec_store(dst, x);
@@ -122,7 +122,7 @@ static inline uint32_t vec_top_of(vec top)
     return vmaxvq_u32(vreinterpretq_u32_f32(top_4(top.low, top.high)));
 }
 
-/* Lane i of a register stands for bit i. */
+/* Returns the bit of each lane: lane i of a register stands for bit i. */
 static inline uint32x4_t bit_of_lane(void)
 {
     static const uint32_t bits[4] = {1, 2, 4, 8};
@@ -163,7 +163,7 @@ static inline vec vec_by_bits(uint32_t bits, vec plus, vec minus)
     return (vec){vbslq_f32(low, plus.low, minus.low), vbslq_f32(high, plus.high, minus.high)};
 }
 
-/* The number of each lane, and the same as bytes. */
+/* Rounds each lane to a whole number, and returns the numbers as bytes. */
 static inline int8x8_t round_int_8(vec *x)
 {
     const int32x4_t low = vcvtnq_s32_f32(x->low), high = vcvtnq_s32_f32(x->high);
@@ -189,7 +189,7 @@ static inline void load_int8(const uint8_t *codes, vec *x, vec *y)
     *y = floats_of_bytes(vld1_s8((const int8_t *)codes + LANES));
 }
 
-/* y is shifted in above the low half of x. */
+/* Rounds x and y to int4; y is shifted in above the low half of x. */
 static inline void round_int4(uint8_t *codes, vec *x, vec *y)
 {
     const int8x8_t low = round_int_8(x), high = round_int_8(y);
@@ -203,7 +203,7 @@ static inline void load_int4(const uint8_t *codes, vec *x, vec *y)
     *y = floats_of_bytes(vshr_n_s8(bytes, 4));
 }
 
-/* As in avx2.c. */
+/* Rounds to e4m3 as avx2.c does. */
 static inline float32x4_t round_fp8_4(float32x4_t x)
 {
     const uint32x4_t bits = vreinterpretq_u32_f32(x);
@@ -215,7 +215,8 @@ static inline float32x4_t round_fp8_4(float32x4_t x)
     return vbslq_f32(vdupq_n_u32(0x80000000), x, number);
 }
 
-/* e4m3 is fp16 without its first exponent bit and its last fraction bits, and 2^8 times as large.
+/* Stores the codes of numbers: e4m3 is fp16 without its first exponent bit and its last fraction
+ * bits, and 2^8 times as large.
  */
 static inline void store_fp8(uint8_t *codes, vec number)
 {

@@ -4,7 +4,7 @@
 
 enum { ONEBIT_BLOCK = 256, ONEBIT_BYTES = 32, GROUPS = KERNEL_LANES / LANES };
 
-/* Lanes are added to those half as many before them. */
+/* Sums the lanes: each half is added to the one before it. */
 static inline float block_sum(const vec *lanes)
 {
     float sum[KERNEL_LANES];
@@ -16,7 +16,7 @@ static inline float block_sum(const vec *lanes)
     return sum[0];
 }
 
-/* Where the squares' sum is a number, so are both means. */
+/* Returns the scale. If the sum of squares is finite, so are both means. */
 static inline float block_scale_by_mean(float squares, float sizes, float n)
 {
     const float root = __builtin_sqrtf(squares / n);
@@ -28,7 +28,7 @@ static inline float block_scale_by_mean(float squares, float sizes, float n)
     return s < 0x1p-126f ? 0.0f : s;
 }
 
-/* 32 signs, the first in the lowest bit of the first byte. */
+/* Stores 32 signs, the first in the lowest bit of the first byte. */
 static inline void store_signs(uint8_t *codes, uint32_t bits)
 {
     for (int i = 0; i < 4; i++)
@@ -41,13 +41,13 @@ static inline uint32_t load_signs(const uint8_t *codes)
            (uint32_t)codes[3] << 24;
 }
 
-/* D where the sign is minus: a zero block has no -0. */
+/* Returns D where the sign is minus: a zero block has no -0. */
 static inline float onebit_minus(float s)
 {
     return s == 0.0f ? 0.0f : -s;
 }
 
-/* What is beyond n takes no part in the mean, and its signs are stored as 0. */
+/* Encodes a block. Elements from n on take no part in the mean, and their signs are stored as 0. */
 static inline float onebit_encode_block(uint8_t *codes, float *left, const float *src, vec pre,
                                         const float *residual, size_t n, int stream)
 {

@@ -50,8 +50,9 @@ static inline vec load_bf16(const uint16_t *src)
     return float_of((uint32_t)*src << 16);
 }
 
-/* Half of the last kept bit is added, less one unless that bit is odd: nearest, ties to even. A
- * carry runs into the exponent, and from the largest exponent to infinity, as it should. */
+/* Rounds to bf16: half of the last kept bit is added, less one unless that bit is odd: nearest,
+ * ties to even. A carry runs into the exponent, and from the largest exponent to infinity, as it
+ * should. */
 static inline void store_bf16(uint16_t *dst, vec x)
 {
     const uint32_t bits = bits_of(x);
@@ -59,8 +60,8 @@ static inline void store_bf16(uint16_t *dst, vec x)
     *dst = (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
 }
 
-/* All three cases are computed and one is picked, so that the loop has no branch. A signalling NaN
- * becomes a quiet one, as the conversion instructions make it. */
+/* Decodes fp16. All three cases are computed and one is picked, so that the loop has no branch. A
+ * signalling NaN becomes a quiet one, as the conversion instructions make it. */
 static inline vec load_fp16(const uint16_t *src)
 {
     const uint32_t sign = (uint32_t)(*src & 0x8000) << 16;
@@ -71,8 +72,9 @@ static inline vec load_fp16(const uint16_t *src)
     return float_of(sign | (rest < 0x400 ? subnormal : rest < 0x7c00 ? normal : special));
 }
 
-/* Subnormal results are multiples of 2^-24, which is the last bit of a float in [0.5, 1): adding
- * 0.5 rounds to it. Others are rounded as bf16 is, 65520 and more being infinity. */
+/* Rounds to fp16. Subnormal results are multiples of 2^-24, which is the last bit of a float in
+ * [0.5, 1): adding 0.5 rounds to it. Others are rounded as bf16 is, 65520 and more being infinity.
+ */
 static inline void store_fp16(uint16_t *dst, vec x)
 {
     const uint32_t bits = bits_of(x);
@@ -127,7 +129,7 @@ static inline uint32_t vec_reaching(vec x, uint32_t least)
     return (bits_of(x) & 0x7fffffff) >= least;
 }
 
-/* A branch would be guessed wrong for every other element. */
+/* Selects by a bit without a branch, which would be predicted wrong for every other element. */
 static inline vec vec_by_bits(uint32_t bits, vec plus, vec minus)
 {
     const uint32_t differ = bits_of(plus) ^ bits_of(minus);
@@ -139,7 +141,8 @@ static inline vec vec_by_sign(vec x, vec plus, vec minus)
     return vec_by_bits(vec_signs(x), plus, minus);
 }
 
-/* Adding 1.5 * 2^23 leaves whole numbers only; the lowest bits of the sum are two's complement. */
+/* Rounds to an integer. Adding 1.5 * 2^23 leaves whole numbers only; the lowest bits of the sum are
+ * two's complement. */
 static inline int32_t round_int(float x)
 {
     return (int32_t)(bits_of(x + 0x1.8p23f) - bits_of(0x1.8p23f));
@@ -174,8 +177,8 @@ static inline void load_int4(const uint8_t *codes, vec *x, vec *y)
     *y = (float)((*codes >> 4) ^ 8) - 8.0f;
 }
 
-/* Below 2^-6, numbers are multiples of 2^-9, which is the last bit of a float from 2^14 on. Others
- * are rounded as bf16 is, to three bits after the first. */
+/* Rounds to e4m3. Below 2^-6, numbers are multiples of 2^-9, which is the last bit of a float from
+ * 2^14 on. Others are rounded as bf16 is, to three bits after the first. */
 static inline uint8_t round_fp8_1(vec *x)
 {
     const uint32_t sign = bits_of(*x) & 0x80000000;

@@ -1,11 +1,11 @@
-/* sparse.h - what a choice of the largest elements of a chunk takes, pass by pass, while the chunk
- * lies in the first cache, and optimizer steps of a few elements. A template: body.h includes it
- * once per set. Beside what block.h wants, the including file defines
- *   vec_reaching        (x, least): bit i is 1 where the bits of lane i but for the sign, as an
+/* sparse.h - the passes that find the largest elements of a chunk, while it lies in the first
+ * cache, and optimizer steps of a few elements. A template: body.h includes it once per set.
+ * Besides the names for block.h the including file defines
+ *   vec_reaching        (x, least): bit i is 1 where the bits of lane i without the sign, as an
  *                       unsigned integer, are at least `least`, which is 1 or more
  *
  * Magnitudes are compared as integers: infinity and NaN are larger than all numbers then, and
- * nothing depends on what a comparison with NaN gives.
+ * nothing depends on comparisons with NaN.
  */
 #ifndef RINGCOMM_KERNELS_SPARSE_H
 #define RINGCOMM_KERNELS_SPARSE_H
@@ -40,7 +40,7 @@ static size_t sparse_count(const float *x, uint32_t least, size_t n)
     return count;
 }
 
-/* Adds LANES elements, of which bits says which are large. */
+/* Adds those of LANES elements whose bit says that they are large. */
 static inline size_t sparse_note(uint16_t *index, float *values, size_t count, vec x, uint32_t bits,
                                  size_t start)
 {
@@ -120,7 +120,8 @@ static void sparse_scores(float *scores, const float *c, size_t blocks)
 
 /* ---- optimizers ---- */
 
-/* Whole blocks are one register or a few, which the compiler sees by the constant. */
+/* Runs a loop body for n elements; a whole block is one register or a few, which the compiler sees
+ * by the constant. */
 #define SPARSE_EACH(n, ...)                                                                        \
     do {                                                                                           \
         if ((n) == KERNEL_SPARSE_BLOCK) {                                                          \

@@ -1,7 +1,7 @@
-/* blocks.c - what the GPU does of an all-reduce by a codec that quantises: it packs each rank's
+/* blocks.c - the GPU's part in an all-reduce by a codec that quantises: it packs each rank's
  * contribution, and unpacks the result, by csrc/cuda/kernels.cu. The core is given payloads
- * (rc_layout), so only these cross the bus; and floats, where the core adds them: this rank's own
- * part.
+ * (rc_layout), so only these cross the bus; and the floats of this rank's own part, which the core
+ * adds.
  *
  *   tensor --pack--> scratch --copy--> staging  core  staging --copy--> scratch --unpack--> tensor
  *          ---------own part--------->
@@ -13,8 +13,8 @@
  * A tensor in pieces is gathered on the GPU first, and scattered there last: a kernel takes a part
  * at a time.
  *
- * A result that is NaN everywhere, for some value was not finite, the core knows of: it is written
- * on the GPU. Without room there the CPU does it, and other ranks cannot tell.
+ * Where some value was not finite the core reports it, and the GPU writes NaN to all of the result.
+ * Without memory on the GPU the CPU packs and unpacks; other ranks cannot tell.
  */
 #include "../base/error.h"
 #include "../codec/quant.h"
@@ -47,9 +47,9 @@ rc_result blocks_begin(rc_flight *f, rc_error *error)
     return result == RC_NO_MEMORY ? RC_OK : result;
 }
 
-/* ---- where things lie ---- */
+/* ---- places of parts ---- */
 
-/* Elements of a part, and how many parts have some. */
+/* Return the elements of a part, and the number of parts that have some. */
 static uint64_t part_elems(const rc_flight *f, uint64_t part)
 {
     uint64_t start = part * f->layout.part_elems, left = f->call.count - start;
@@ -116,7 +116,7 @@ static rc_result gather_piece(rc_flight *f, const rc_piece *piece, rc_error *err
                        piece->address, piece->bytes, p->d2h);
 }
 
-/* With zeros between the pieces. */
+/* Gathers a tensor's pieces on the GPU, with zeros between them. */
 static rc_result gather(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
@@ -127,7 +127,7 @@ static rc_result gather(rc_flight *f, rc_error *error)
     return flight_each(f, 1, gather_piece, error);
 }
 
-/* Of the own part, which the core adds as it is. */
+/* Copies the own part, which the core adds as it is, to staging. */
 static rc_result copy_own_in(rc_flight *f, rc_error *error)
 {
     const rc_layout *l = &f->layout;
@@ -138,13 +138,13 @@ static rc_result copy_own_in(rc_flight *f, rc_error *error)
                        f->pipe->d2h);
 }
 
-/* Where this rank's payloads begin in staging. */
+/* Returns the place in staging at which this rank's payloads begin. */
 static uint64_t own_place(const rc_flight *f)
 {
     return f->layout.terms == 2 ? (uint64_t)f->pipe->comm->env.rank * f->layout.part_bytes : 0;
 }
 
-/* From the first part on to before end, as one. */
+/* Copies the payloads of the parts from first to before end, as one. */
 static rc_result copy_payloads_in(rc_flight *f, uint64_t first, uint64_t end, rc_error *error)
 {
     rc_pipe *p = f->pipe;

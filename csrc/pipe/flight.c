@@ -1,4 +1,5 @@
-/* flight.c - what callers do with a flight: wait, order a stream behind it, ask, hear of it. */
+/* flight.c - a caller's functions on a flight: wait, order a stream behind it, query it, get
+ * notice. */
 #include <stdlib.h>
 
 #include "../base/clock.h"

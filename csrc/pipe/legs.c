@@ -1,7 +1,7 @@
 /* legs.c - the two threads of a pipe: "in" brings tensors to the core, "out" brings results back.
  *
- * "out" drives the engine while it waits, as any thread does that waits for a work, and looks at
- * all works that are in flight: the engine calls it whenever one of them ends.
+ * "out" drives the engine while it waits, as any thread does that waits for a work, and checks all
+ * works that are in flight: the engine wakes it whenever one of them ends.
  */
 #include <string.h>
 #include <unistd.h>
@@ -11,8 +11,9 @@
 #include "../coll/quantised.h"
 #include "pipe.h"
 
-/* How long a flight waits for room in the arena. Without a limit it could be for a rank that waits
- * for this one; a send or receive, which others may wait for at any time, does not wait. */
+/* Time for which a flight waits for room in the arena. Without a limit it could be waiting for a
+ * rank that waits for this one; a send or receive, which others may wait for at any time, does not
+ * wait. */
 enum { PATIENCE_MS = 100 };
 
 static int is_message(const rc_flight *f)
@@ -40,7 +41,7 @@ static void release(rc_flight *f)
     f->staging = NULL;
 }
 
-/* Ends it with an error. The stream may still have copies of it. */
+/* Ends a flight with an error, once the stream has no copies of it left. */
 static void fail(rc_flight *f, rc_error *error, cu_stream stream)
 {
     rc_pipe *p = f->pipe;
@@ -53,7 +54,8 @@ static void fail(rc_flight *f, rc_error *error, cu_stream stream)
     flight_land(f);
 }
 
-/* The same where the communicator does not know of the error: no rank shall wait for this one. */
+/* Ends a flight with an error that the communicator does not know of, and aborts that: no rank
+ * shall wait for this one. */
 static void fail_all(rc_flight *f, rc_error *error, cu_stream stream)
 {
     rc_comm_abort(f->pipe->comm, error->message);
@@ -63,13 +65,13 @@ static void fail_all(rc_flight *f, rc_error *error, cu_stream stream)
 
 /* ---- in ---- */
 
-/* Bytes of staging for so many of the tensor. */
+/* Returns the bytes of staging for so many of the tensor. */
 static uint64_t staged(const rc_flight *f, uint64_t bytes)
 {
     return f->is_packed ? bytes / 2 : bytes;
 }
 
-/* In place in one part, else the source's before the result's. */
+/* Takes staging for a flight: one part in place, else the source's before the result's. */
 static rc_result take_staging(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
@@ -90,7 +92,7 @@ static rc_result take_staging(rc_flight *f, rc_error *error)
     return RC_OK;
 }
 
-/* The tensor's pieces, or as one the whole of what it reads or writes. */
+/* Returns the tensor's pieces, or one piece that is the whole source or result. */
 static const rc_piece *pieces_of(const rc_flight *f, int of_src, rc_piece *whole, int *count)
 {
     const void *at = of_src ? f->call.src : f->call.dst;
@@ -110,7 +112,7 @@ rc_result flight_each(rc_flight *f, int of_src, flight_copy *copy, rc_error *err
     return RC_OK;
 }
 
-/* The stream goes on behind what the caller's had to do. */
+/* Makes the stream wait for what the caller's stream had queued. */
 static rc_result follow_caller(rc_flight *f, cu_stream stream, rc_error *error)
 {
     if (f->input == NULL || PIPE_HAS(PIPE_NO_INPUT_EVENT))
@@ -118,7 +120,7 @@ static rc_result follow_caller(rc_flight *f, cu_stream stream, rc_error *error)
     return DEVICE_CALL(f->pipe->device, error, cuStreamWaitEvent, stream, f->input, 0);
 }
 
-/* The bytes between pieces. */
+/* Clears the bytes between pieces. */
 static void clear_gaps(rc_flight *f)
 {
     uint64_t at = 0;
@@ -150,7 +152,8 @@ static rc_result copy_in(rc_flight *f, rc_error *error)
     return DEVICE_CALL(p->device, error, cuEventSynchronize, p->copied);
 }
 
-/* Without room on the GPU the CPU packs; other ranks cannot tell. */
+/* Has the GPU pack the flight if it can. Without memory on the GPU the CPU packs; other ranks
+ * cannot tell. */
 static rc_result choose_packing(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
@@ -184,7 +187,8 @@ static rc_result bring_in(rc_flight *f, rc_error *error)
     return RC_OK;
 }
 
-/* The next flight, or NULL when there will be no more. too_late: it shall fail. */
+/* Takes the next flight out of the queue; NULL when there will be no more. too_late: it must fail.
+ */
 static rc_flight *next_entering(rc_pipe *p, int *too_late)
 {
     pthread_mutex_lock(&p->lock);
@@ -216,7 +220,8 @@ static int is_over(const rc_flight *f)
     return rc_work_wait(f->work, 0) != RC_AGAIN;
 }
 
-/* "out" may be waiting in the engine, and the work have ended before "out" knew of it. */
+/* Wakes "out" if the work is over already: "out" may be waiting in the engine without knowing of
+ * it. */
 static void call_out(rc_flight *f)
 {
     rc_engine *engine = f->pipe->comm->engine;
@@ -263,7 +268,7 @@ static rc_result copy_piece_out(rc_flight *f, const rc_piece *piece, rc_error *e
     return f->is_packed ? packing_unpack(f, piece, to, p->h2d, error) : RC_OK;
 }
 
-/* Room to unpack on the GPU, or RC_NO_MEMORY. */
+/* Makes room to unpack on the GPU, or returns RC_NO_MEMORY. */
 static rc_result room_to_unpack(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
@@ -272,7 +277,7 @@ static rc_result room_to_unpack(rc_flight *f, rc_error *error)
     return f->is_packed ? packing_room(p, &p->unpacked, flight_bytes(f, 0) / 2, error) : RC_OK;
 }
 
-/* Without room on the GPU the CPU has unpacked when it returns. */
+/* Makes room to unpack on the GPU; without memory there the CPU has unpacked on return. */
 static rc_result make_room(rc_flight *f, rc_error *error)
 {
     rc_result result = room_to_unpack(f, error);
@@ -286,7 +291,7 @@ static rc_result copy_out(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     int poisoned = f->in_blocks && quantised_poisoned(f->work);
-    RC_TRY(follow_caller(f, p->h2d, error)); /* who only receives has not waited yet */
+    RC_TRY(follow_caller(f, p->h2d, error)); /* a rank that only receives has not waited yet */
     if (!poisoned)
         RC_TRY(make_room(f, error));
     if (poisoned)
@@ -324,7 +329,7 @@ static void bring_out(rc_flight *f, rc_error *error)
     flight_land(f);
 }
 
-/* Its work is over. unbound: the device is not to be had on this thread. */
+/* Ends a flight whose work is over. unbound: the error if this thread cannot use the device. */
 static void end(rc_flight *f, const rc_error *unbound)
 {
     rc_pipe *p = f->pipe;
@@ -359,7 +364,7 @@ static int any_over(const void *arg)
     return f != NULL;
 }
 
-/* The next flight whose work is over, which has left the queue; NULL when there will be no more. */
+/* Takes the next flight whose work is over out of the queue; NULL when there will be no more. */
 static rc_flight *next_over(rc_pipe *p)
 {
     rc_engine *engine = p->comm->engine;

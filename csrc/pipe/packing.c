@@ -1,5 +1,5 @@
-/* packing.c - what the GPU does of a 16-bit codec, by csrc/cuda/kernels.cu, and without room for it
- * the CPU; and the kernels of all codecs.
+/* packing.c - the GPU's part in an all-reduce by a 16-bit codec, by csrc/cuda/kernels.cu, and the
+ * CPU's where the GPU has no memory for it; and the kernels of all codecs.
  */
 #include <string.h>
 
@@ -47,7 +47,8 @@ int packing_is_aligned(const rc_flight *f)
     return all % sizeof(float) == 0;
 }
 
-/* A world of one, and ranks that share memory, have nothing encoded on the way. */
+/* Returns 1 if the GPU packs the flight. In a world of one, and among ranks that share memory,
+ * nothing is encoded on the way. */
 int packing_suits(const rc_flight *f)
 {
     const rc_call *call = &f->call;

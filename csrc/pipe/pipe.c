@@ -56,7 +56,7 @@ void queue_remove(flight_queue *queue, rc_flight *flight)
         queue->tail = flight->prev;
 }
 
-/* ---- what the driver says ---- */
+/* ---- queries to the driver ---- */
 
 rc_result rc_cuda_devices(const char *driver, int *count, rc_error *error)
 {
@@ -240,7 +240,8 @@ static rc_result take_event(rc_pipe *p, cu_event *out, rc_error *error)
 
 /* ---- submission ---- */
 
-/* Between these two a caller's thread may use what rc_pipe_stop gives back. 0: it is too late. */
+/* Begins, as leave_pipe ends, a caller's use of what rc_pipe_stop frees. Returns 0 if the pipe is
+ * closing. */
 static int enter_pipe(rc_pipe *p)
 {
     pthread_mutex_lock(&p->lock);
@@ -304,7 +305,7 @@ static rc_result check_memory(const rc_flight *f, rc_error *error)
     return RC_OK;
 }
 
-/* What a mistake of the caller's would fail for, before anything has happened. */
+/* Checks for a mistake of the caller's, before anything has happened. */
 static rc_result check(rc_flight *f, int64_t stream, rc_error *error)
 {
     rc_call call = f->call;
@@ -318,7 +319,7 @@ static rc_result check(rc_flight *f, int64_t stream, rc_error *error)
     return check_memory(f, error);
 }
 
-/* An event behind all that the stream has to do so far. */
+/* Records an event behind all that the stream has queued so far. */
 static rc_result mark(rc_flight *f, int64_t stream, rc_error *error)
 {
     cuda_device *device = f->pipe->device;
@@ -358,7 +359,7 @@ static rc_flight *make(rc_pipe *p, const rc_call *call, const rc_piece *pieces, 
     if (count > 0)
         memcpy(f->pieces, pieces, sizeof *pieces * (size_t)count);
     error_clear(&f->error);
-    f->call.notify = 0; /* the pipe hears of the work in its own way */
+    f->call.notify = 0; /* the pipe itself waits for the work */
     f->call.waits = 0;
     f->call.encoded = 0;
     f->result = RC_AGAIN;

@@ -1,4 +1,4 @@
-/* pipe.h - the way of a GPU's tensors to the core and back, above the public functions.
+/* pipe.h - transport of a GPU's tensors to the core and back, above the public functions.
  *
  *     caller            thread "in"                         thread "out"
  *     records an        d2h stream: waits for the event,    waits for the work (and so drives the
@@ -7,23 +7,23 @@
  *                                                           waits for the copy    it has landed
  *
  * Where the call compresses float32, a kernel packs before the copy to the host and another unpacks
- * after the copy back, so that less goes over the bus. The core is given what is packed, as
- * encoded; that other ranks cannot tell (rc_call.encoded). With error feedback the core encodes, as
- * it does for tensors of the host, for the residuals are in host memory.
+ * after the copy back, so that less goes over the bus. The core is given packed data as encoded,
+ * which other ranks cannot tell (rc_call.encoded). With error feedback the core encodes, as it does
+ * for tensors of the host, since residuals are in host memory.
  *
- * The core sees pinned host memory, so what it does and what comes out is what it is for any
- * tensor. "in" takes flights in the order of their calls, and so they reach the core. "out" takes
- * them as their works end: one that waits for a peer does not hold up those behind it.
+ * The core sees pinned host memory, so it does the same, with the same result, as for any tensor.
+ * "in" takes flights in the order of their calls, and they reach the core in it. "out" takes them
+ * as their works end: one that waits for a peer does not hold up those behind it.
  *
- * Our streams only ever wait for events that are recorded, never for the network. So nothing that
- * the process does with CUDA can wait for a peer, and a wait on the host is for the network alone.
+ * The pipe's streams only ever wait for events that are recorded, never for the network. So nothing
+ * that the process does with CUDA can wait for a peer; only waits on the host can.
  *
- * Errors. A call of CUDA that fails ends the communicator, so that no rank waits for what will not
- * come. What the flight held is given back when its stream has done with it.
+ * Errors. A CUDA call that fails ends the communicator, so that no rank waits for data that will
+ * not come. The memory that the flight held is given back when its stream is done with it.
  *
- * Invariants. Staging is given back, and a flight lands, only when no copy can touch it any more.
- * The event that a flight's order hangs on belongs to it until it is freed. Once a flight has
- * landed nobody calls CUDA for it. Locks: an engine's before the pipe's.
+ * Invariants. Staging is given back, and a flight lands, only when no copy can touch it any more. A
+ * flight keeps the event that rc_flight_order waits for until it is freed. Once a flight has landed
+ * nobody calls CUDA for it. Locks: an engine's before the pipe's.
  *
  * Files: pipe.c life and submission; flight.c what callers do with a flight; legs.c both threads;
  * packing.c the kernels, and codecs of 16 bits; blocks.c codecs that quantise.
@@ -38,7 +38,7 @@
 #include "../comm.h"
 #include "../cuda/pinned.h"
 
-/* What a test may leave out, to see that it would be noticed. Only in builds for tests. */
+/* Faults that tests plant, to see that they are noticed. Only in builds for tests. */
 enum pipe_fault { PIPE_SOUND, PIPE_NO_INPUT_EVENT, PIPE_NO_DONE_EVENT, PIPE_EARLY_RELEASE };
 #ifdef PIPE_FAULTS
 extern int pipe_fault;
@@ -48,8 +48,8 @@ extern atomic_int pipe_paused; /* 1: no flight lands */
 #define PIPE_HAS(fault) 0
 #endif
 
-/* Memory of the device, for one stream at a time. What it has outgrown is kept, less than it has:
- * to give it back would wait for all that the GPU has to do, which may wait for other ranks. */
+/* Memory of the device, for one stream at a time. Outgrown memory, in sum less than the present, is
+ * kept: freeing it would wait for all that the GPU has to do, which may wait for other ranks. */
 typedef struct pipe_scratch {
     cu_address at;
     uint64_t bytes;
@@ -57,12 +57,12 @@ typedef struct pipe_scratch {
     int outgrown_count;
 } pipe_scratch;
 
-/* A list that is used first in, first out. */
+/* A first-in-first-out queue of flights. */
 typedef struct flight_queue {
     rc_flight *head, *tail;
 } flight_queue;
 
-/* In the queue of what rc_pipe_take brings. */
+/* An entry of the queue that rc_pipe_take reads. */
 typedef struct flight_notice {
     struct flight_notice *next;
     rc_flight *flight;
@@ -73,20 +73,20 @@ struct rc_flight {
     rc_flight *next, *prev; /* in entering or in flying */
     rc_pipe *pipe;
     rc_call call;     /* as the caller made it: src and dst on the device */
-    rc_piece *pieces; /* NULL if each is one */
+    rc_piece *pieces; /* NULL if source and result are contiguous */
     int piece_count;
-    cu_event input, done; /* of the pipe's; NULL where there is none */
+    cu_event input, done; /* events of the pipe's; NULL where there is none */
     pinned_block *staging;
     uint8_t *src, *dst; /* in staging; the same for both in place */
     int is_packed;      /* the GPU packs: staging has 16 bits for each element */
-    int in_blocks;      /* the GPU packs: staging has what layout says */
+    int in_blocks;      /* the GPU packs: staging is as layout says */
     rc_layout layout;
     _Atomic(rc_work *) work;
     rc_error error;    /* written before result */
     atomic_int result; /* RC_AGAIN until it is over */
     atomic_int landed;
     atomic_int references;
-    int notify, told; /* that it is over; under the pipe's lock */
+    int notify, told; /* notice that it is over: asked for, given; pipe's lock */
     flight_notice over_notice, landed_notice;
 };
 
@@ -95,17 +95,17 @@ struct rc_pipe {
     cuda_device *device;
     pinned_arena arena;
     cu_stream d2h, h2d;
-    cu_event copied;               /* of thread "in": what it copies is there */
-    pipe_scratch packed, unpacked; /* of thread "in", and of "out": what is packed, on the device */
-    pipe_scratch gathered, scattered; /* what lies in pieces, as one */
+    cu_event copied;                  /* recorded by "in" behind its copies */
+    pipe_scratch packed, unpacked;    /* packed data on the device, of "in" and of "out" */
+    pipe_scratch gathered, scattered; /* tensors in pieces, made contiguous */
     pid_t pid;
     pthread_t in, out;
     int threads; /* that run */
     atomic_int references;
 
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* of all that is below */
-    flight_queue entering;  /* called, and not yet with "in" */
+    pthread_cond_t changed; /* of all fields below */
+    flight_queue entering;  /* submitted, and not yet with "in" */
     int underway;           /* flights that "in" has, or that are entering */
     flight_queue flying;    /* in the core */
     int closing;            /* "in" takes no more to the core */
@@ -119,11 +119,11 @@ struct rc_pipe {
 
 int pipe_is_forked(const rc_pipe *p);
 void pipe_release(rc_pipe *p);
-/* A handle as the public functions take it. */
+/* Returns the stream of a handle as the public functions take it. */
 cu_stream pipe_stream(int64_t handle);
-/* Under the pipe's lock: waits for a change, at most until the time (clock_ns). */
+/* Waits for a change, at most until the time (clock_ns). Under the pipe's lock. */
 void pipe_wait(rc_pipe *p, uint64_t until);
-/* Of the source, or of the result. */
+/* Returns the bytes of the source, or of the result. */
 uint64_t flight_bytes(const rc_flight *f, int of_src);
 
 void queue_append(flight_queue *queue, rc_flight *flight);
@@ -132,57 +132,59 @@ void queue_remove(flight_queue *queue, rc_flight *flight);
 /* legs.c: the threads, with the pipe as argument. */
 void *pipe_run_in(void *arg);
 void *pipe_run_out(void *arg);
-/* What the collective reads and writes on this rank. */
+/* Return 1 if the flight reads its source, and if it writes a result, on this rank. */
 int flight_reads(const rc_flight *f);
 int flight_writes(const rc_flight *f);
-/* Calls that for each of the tensor's pieces that has some bytes. */
+/* Calls copy for each of the tensor's pieces that has some bytes. */
 typedef rc_result flight_copy(rc_flight *f, const rc_piece *piece, rc_error *error);
 rc_result flight_each(rc_flight *f, int of_src, flight_copy *copy, rc_error *error);
 
 /* packing.c */
 enum { PACKING_KERNELS = 16 };
 extern const char *const packing_kernels[PACKING_KERNELS];
-/* Whether the GPU packs it. */
+/* Returns 1 if the GPU packs the flight by a 16-bit codec. */
 int packing_suits(const rc_flight *f);
-/* Room on the device for what is packed. RC_NO_MEMORY if there is none now. */
+/* Makes room on the device for packed data. Returns RC_NO_MEMORY if there is none now. */
 rc_result packing_room(rc_pipe *p, pipe_scratch *scratch, uint64_t bytes, rc_error *error);
-/* Gives it all back. */
+/* Frees all memory of a scratch. */
 void packing_release(rc_pipe *p, pipe_scratch *scratch);
-/* Whether its memory is one of whole elements; other addresses are for copies only. */
+/* Returns 1 if the flight's memory consists of whole elements; other addresses are for copies only.
+ */
 int packing_is_aligned(const rc_flight *f);
-/* The kernel that packs by a codec that quantises; the next one unpacks, that behind it adds two.
+/* Returns the kernel that packs by a codec that quantises; the next one unpacks, the one after it
+ * adds two.
  */
 int packing_of(rc_codec codec);
-/* A kernel that takes so many elements. */
+/* Launches a kernel on so many elements. */
 rc_result packing_launch(rc_pipe *p, int kernel, uint64_t elements, cu_stream stream,
                          void **parameters, rc_error *error);
-/* Packs the piece to `to`, or unpacks what is there, on the stream. */
+/* Pack the piece to `to`, and unpack it from `from`, on the stream. */
 rc_result packing_pack(rc_flight *f, const rc_piece *piece, cu_address to, cu_stream stream,
                        rc_error *error);
 rc_result packing_unpack(rc_flight *f, const rc_piece *piece, cu_address from, cu_stream stream,
                          rc_error *error);
-/* What that does, by the CPU, for all of a flight whose result is in staging: it has the elements
- * there afterwards. */
+/* Unpacks all of a flight by the CPU: staging has the elements afterwards. */
 rc_result packing_unpack_here(rc_flight *f, rc_error *error);
 
 /* blocks.c: codecs that quantise, as packing.c those of 16 bits. */
-/* Whether the GPU packs it; finds its layout. */
+/* Returns 1 if the GPU packs the flight; finds its layout. */
 int blocks_suits(rc_flight *f);
-/* Where the GPU packs the flight, makes room and sets in_blocks. */
+/* Makes room and sets in_blocks, if the GPU packs the flight. */
 rc_result blocks_begin(rc_flight *f, rc_error *error);
-/* Queue it all, on the stream of "in", and of "out"; or NaN in all of the result. */
+/* Queue all copies and kernels on the stream of "in", and of "out"; or NaN in all of the result. */
 rc_result blocks_copy_in(rc_flight *f, rc_error *error);
 rc_result blocks_copy_out(rc_flight *f, rc_error *error);
 rc_result blocks_poison(rc_flight *f, rc_error *error);
-/* Room to unpack on the GPU, or RC_NO_MEMORY; what that does, by the CPU: in_blocks is 0 then. */
+/* Make room to unpack on the GPU, or return RC_NO_MEMORY; unpack by the CPU instead: in_blocks is 0
+ * then. */
 rc_result blocks_room(rc_flight *f, rc_error *error);
 rc_result blocks_unpack_here(rc_flight *f, rc_error *error);
 
 /* flight.c */
 void flight_retain(rc_flight *f);
-/* Ends it, for those that wait; error is NULL for a success. */
+/* Ends a flight for those that wait; error is NULL for a success. */
 void flight_over(rc_flight *f, const rc_error *error);
-/* Nobody but the holders of references uses it from now on. Drops the pipe's reference. */
+/* Drops the pipe's reference: from now on only holders of references use the flight. */
 void flight_land(rc_flight *f);
 
 #endif

@@ -1,7 +1,7 @@
-/* choose.c - which algorithm, and which segments, are fastest for a call. See plan.h.
+/* choose.c - the choice of the fastest algorithm and segments for a call. See plan.h.
  *
- * Problem. A ring sends the least a rank can, but its 2 (N-1) hops each wait for the network and
- * for a thread to wake up; for little data that is all the time there is.
+ * Problem. A ring sends the least a rank can, but each of its 2 (N-1) hops waits for the network
+ * and for a thread to wake up; for little data that is nearly all of the time.
  *
  * Design. The time of an all-reduce of S bytes among N ranks, with HOP for one hop, MESSAGE for
  * each further message that a rank handles in it, B bytes per ns, L = log2 N rounded up and l
@@ -23,30 +23,31 @@
  * C = sqrt(S FRAME B / (N-2)), with the B of 1 Gbit/s. (16 MiB and 4 MiB from one of 8 ranks: 4 and
  * 15 % less time than in segments of 256 KiB, from one of 4 3 and 6 %.)
  *
- * An all-reduce's B is what the network ports say of themselves, not a measured rate: with that the
- * choice, and the order of a sum, would change from start to start. Of one port, as a small message
- * is a single segment, which takes one.
+ * The B of an all-reduce is what the network ports report, not a measured rate: with a measured one
+ * the choice, and the order of a sum, would change from start to start. It is that of one port, as
+ * a small message is a single segment, which takes one.
  *
- * Pure, and a function of what all ranks know alike: the call, the world, the setting, the speed.
+ * Pure, and a function of what all ranks know: the call, the world, the setting, the speed.
  */
 #include <math.h>
 
 #include "plan.h"
 
-/* Between hosts whose threads sleep when they wait. */
+/* Costs between hosts whose threads sleep when they wait. */
 #define HOP_NS 50e3
 #define MESSAGE_NS 25e3
 #define FRAME_NS 20e3
-/* What TCP carries of 1 Gbit/s. */
+/* Rate of TCP over 1 Gbit/s. */
 #define BYTES_PER_NS 0.117
-/* Where the speed is not known; and above which a byte costs as much as it does at this one, in
+/* Speed assumed where none is known, and the highest that counts: above it a byte costs as much in
  * copies, checksums and system calls. */
 #define UNKNOWN_MBIT 1000
 #define MOST_MBIT 5000
-/* Of a segment in a chain; smaller ones lose in handling what they save, where ranks share cores.
+/* Smallest segment in a chain; smaller ones cost more in handling than they save, where ranks share
+ * cores.
  */
 #define LEAST_LINK_BYTES 32768
-/* A ring's hops show until they are less than this part of its time. */
+/* Part of a ring's time below which its hops do not matter. */
 #define SHOWS 0.05
 
 static double bytes_per_ns(uint32_t link_mbit)
@@ -55,7 +56,7 @@ static double bytes_per_ns(uint32_t link_mbit)
     return BYTES_PER_NS / 1000 * mbit;
 }
 
-/* The time of an all-reduce whose bytes take this long on the wire, in ns. */
+/* Returns the time (ns) of an all-reduce whose bytes take `whole` ns on the wire. */
 static double time_of(rc_algorithm algorithm, int world_size, double whole)
 {
     double n = world_size, shared = 2 * (n - 1) / n * whole;
@@ -129,8 +130,8 @@ int plan_may_share(const rc_call *call, int hosts, rc_algorithm wanted)
     return wanted == RC_AUTO || (hosts == 1 && (wanted == RC_DIRECT || wanted == RC_ONE_SHOT));
 }
 
-/* Of the order that `bench/peers.py --all --rows shared` shows: what a rank copies and adds in
- * shared memory, and how soon it goes on after another's store. */
+/* Costs in shared memory: the rate at which a rank copies and adds, and the delay until it sees
+ * another's store. Orders of magnitude that `bench/peers.py --all --rows shared` shows. */
 #define SHARED_BYTES_PER_NS 8.0
 #define SHARED_HOP_NS 1e3
 

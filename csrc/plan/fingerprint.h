@@ -6,8 +6,8 @@
  *
  *   bits  0-3 collective   4-7 op   8-11 dtype   12-15 codec   16-27 root   28-63 count
  *
- * What has no root has its caller in bits 16-27, for messages: the call of the library that it is
- * part of.
+ * Collectives without a root have their caller in bits 16-27, for messages: the call of the library
+ * that they are part of.
  *
  * Pure: no state, no OS.
  */
@@ -24,15 +24,15 @@
 #define FINGERPRINT_TEXT 128
 #define FINGERPRINT_ADVICE "all ranks must make the same calls in the same order"
 
-/* The call must have been validated. Arguments that the collective ignores are packed as 0; a send
- * and the receive it meets have the same fingerprint. */
+/* Packs a call, which must have been validated. Arguments that the collective ignores are packed as
+ * 0; a send and the receive it meets have the same fingerprint. */
 uint64_t fingerprint_of(const rc_call *call);
-/* 1 for equal calls, whoever their callers are. */
+/* Returns 1 for equal calls, whoever their callers are. */
 int fingerprint_matches(uint64_t one, uint64_t other);
-/* The op of the call; RC_SUM where the collective ignores it. */
+/* Returns the op of the call; RC_SUM where the collective ignores it. */
 rc_op fingerprint_op(uint64_t fingerprint);
-/* "allreduce(f32[1024], op=sum, compression=bf16)", "allgather(u8[32]) in gather_state_dict()". Any
- * 64 bits give some text, of less than FINGERPRINT_TEXT bytes. */
+/* Writes the call as text: "allreduce(f32[1024], op=sum, compression=bf16)", "allgather(u8[32]) in
+ * gather_state_dict()". Any 64 bits give some text, of less than FINGERPRINT_TEXT bytes. */
 void fingerprint_text(uint64_t fingerprint, char *text, size_t size);
 
 #endif

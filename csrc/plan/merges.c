@@ -104,7 +104,8 @@ uint32_t plan_turn(const plan *p, uint32_t chunk)
     return turn;
 }
 
-/* In doubling both ends of a meeting make the same sum, in order of rank. */
+/* Returns 1 if the received value is the first operand. In doubling both ends of a meeting make the
+ * same sum, in order of rank. */
 int plan_comes_first(const plan *p, uint32_t turn)
 {
     return p->algorithm == RC_HALVING || doubling_peer(p->rank, p->world_size, turn) < p->rank;
@@ -133,7 +134,7 @@ uint32_t plan_results(const plan *p, uint32_t part)
                                       : (uint32_t)doubling_stands_in(p->rank, p->world_size);
 }
 
-/* To the last child first: it has the most to pass on. */
+/* Orders the children from the last to the first: the last one has the most to pass on. */
 uint32_t plan_result(const plan *p, uint32_t part, uint32_t index)
 {
     uint32_t n = world_of(p);
@@ -143,7 +144,8 @@ uint32_t plan_result(const plan *p, uint32_t part, uint32_t index)
     return n * n + part * n + (uint32_t)child_of(p, part, turn);
 }
 
-/* Each pair that meets over a part sends one chunk either way. */
+/* Counts the meetings of this rank over a part, with a peer or with all (-1). Each pair sends one
+ * chunk either way. */
 static uint32_t meetings(const plan *p, uint32_t part, int peer)
 {
     uint32_t met = 0;
@@ -168,8 +170,9 @@ uint64_t merges_frames(const plan *p, int peer)
     return frames;
 }
 
-/* Frames go out in rounds, and what one needs came in earlier rounds. Among all frames between the
- * groups, those of the earliest round need only frames within the groups; all ranks are joined. */
+/* Returns 1: frames go out in rounds, and each needs only frames of earlier rounds. Of all frames
+ * between two groups, those of the earliest round need only frames within the groups, and the plan
+ * connects all ranks. */
 int plan_meets_all(const plan *p)
 {
     return plan_merges(p) && p->total_elems > 0;

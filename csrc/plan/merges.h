@@ -1,22 +1,23 @@
-/* merges.h - how the chunks of plans that merge are numbered; for plan.c.
+/* merges.h - the numbering of chunks in plans that merge; for plan.c.
  *
  *   doubling   a * n + b           what a has when it meets b
  *   halving    q * n + r           what rank r has of part q, to its parent in the part's tree
  *              n * n + q * n + r   the result of part q, from there to rank r
  *
- * Numbers without a meaning are chunks of no hops. Pure: no state, no OS, no allocation.
+ * Other numbers are chunks of no hops. Pure: no state, no OS, no allocation.
  */
 #ifndef RINGCOMM_MERGES_H
 #define RINGCOMM_MERGES_H
 
 #include "plan.h"
 
-/* Equal where the chunk does not exist. */
+/* Writes the chunk's sender and receiver; equal ones where the chunk does not exist. */
 void merges_ends(const plan *p, uint32_t chunk, int *from, int *to);
-/* The rest only for chunks that exist. */
+/* Return 1 if the chunk carries a result, and if it is there from the beginning; for chunks that
+ * exist. */
 int merges_brings_result(const plan *p, uint32_t chunk);
 int merges_is_given(const plan *p, uint32_t chunk);
-/* Frames that this rank sends to peer, or to all; it receives as many. */
+/* Counts the frames that this rank sends to peer, or to all (-1); it receives as many. */
 uint64_t merges_frames(const plan *p, int peer);
 
 #endif

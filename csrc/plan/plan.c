@@ -1,11 +1,11 @@
-/* plan.c - see plan.h. What plans that merge add to it is in merges.c. */
+/* plan.c - see plan.h. merges.c has the rest of plans that merge. */
 #include "plan.h"
 
 #include "merges.h"
 
-/* A chunk of fewer segments than this does not pipeline well, nor spread finely over unequal ports
- * (bench/peers.py --all --rows ports prints what is reached). Segments below the least cost more in
- * frames than they win. */
+/* Segments that a chunk should have, and the least segment. A chunk of fewer segments does not
+ * pipeline well, nor spread finely over unequal ports (bench/peers.py --all --rows ports prints
+ * what is reached). Smaller segments cost more in frames than they gain. */
 enum { WANTED_SEGMENTS = 16, LEAST_SEGMENT_ELEMS = 16384 };
 enum { COARSE_WANTED_SEGMENTS = 4, COARSE_LEAST_SEGMENT_ELEMS = 131072 };
 
@@ -53,7 +53,7 @@ int plan_writes(const rc_call *call, int rank)
     }
 }
 
-/* Of an all-reduce. */
+/* Returns the number of chunks of an all-reduce. */
 static uint32_t chunks_of(rc_algorithm algorithm, uint32_t n)
 {
     switch (algorithm) {
@@ -166,7 +166,7 @@ uint64_t plan_segment_elems(const plan *p, uint32_t chunk, uint32_t segment)
     return smaller(p->segment_elems, elems - smaller(plan_segment_offset(p, segment), elems));
 }
 
-/* Source and destination where paths are a single hop. */
+/* Writes sender and receiver of a chunk whose path is a single hop. */
 static void ends(const plan *p, uint32_t chunk, int *from, int *to)
 {
     uint32_t n = (uint32_t)p->world_size;
@@ -290,13 +290,13 @@ uint32_t plan_kept(const plan *p)
 
 /* ---- counts of frames ---- */
 
-/* 1 if paths go around, each rank sending to the next one only. */
+/* Returns 1 if paths go around, each rank sending to the next one only. */
 static int goes_around(const plan *p)
 {
     return p->algorithm == RC_RING && p->collective <= RC_REDUCE;
 }
 
-/* Of plans of single hops: what a rank sends another. */
+/* Counts the frames that a rank sends another, in plans of single hops. */
 static uint64_t frames_between(const plan *p, int from, int to)
 {
     uint32_t n = (uint32_t)p->world_size, pair = (uint32_t)from * n + (uint32_t)to;
@@ -315,13 +315,13 @@ static uint64_t frames_between(const plan *p, int from, int to)
     }
 }
 
-/* What goes around passes a rank that lies this far behind its first: to it, or on from it. */
+/* Counts the hops of a path around the ring that leave the rank `behind` places after its first. */
 static uint64_t passes(uint32_t hops, uint32_t n, uint32_t behind)
 {
     return behind < hops ? (hops - behind + n - 1) / n : 0;
 }
 
-/* Of paths that go around: what the rank's neighbour receives. */
+/* Counts the frames that a rank sends the next one, where paths go around. */
 static uint64_t frames_around(const plan *p, uint32_t rank)
 {
     uint32_t n = (uint32_t)p->world_size;

@@ -11,7 +11,7 @@ static int floor_log2(int n)
     return log;
 }
 
-/* Ranks that sit out. */
+/* Returns the number of ranks that sit out. */
 static int surplus(int world_size)
 {
     return world_size - (1 << floor_log2(world_size));
@@ -53,8 +53,8 @@ static uint32_t half_of(uint32_t n)
     return (n + 1) / 2;
 }
 
-/* A rank sends in the round after the first one that brings it nothing, so its children are those
- * of the first rounds. */
+/* Counts the children: a rank sends in the round after the first one that brings it nothing, so its
+ * children send in the first rounds. */
 uint32_t halving_children(uint32_t distance, uint32_t world_size)
 {
     uint32_t children = 0;

@@ -24,7 +24,7 @@ static size_t part_bytes(int ranks)
     return REGION_SLOT_BYTES / (size_t)ranks / LINE * LINE;
 }
 
-/* Of one rank's results. */
+/* Returns the bytes of one rank's results. */
 static size_t result_bytes(int ranks)
 {
     return round_up(REGION_DEPTH * part_bytes(ranks));
@@ -41,7 +41,7 @@ rc_result region_map(region *r, int fd, int self, int ranks)
     size_t bytes = region_bytes(ranks);
     if (ftruncate(fd, (off_t)bytes) != 0)
         return RC_SYSTEM;
-    (void)fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK); /* or a page could go away from under us */
+    (void)fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK); /* or a peer could take mapped pages away */
     void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
     if (base == MAP_FAILED)
         return RC_SYSTEM;
@@ -126,8 +126,9 @@ int region_satisfied(const region *r, int rank)
     return 0;
 }
 
-/* Who dozes off says so, then looks at the counters; who counts up does that, then looks for who
- * dozes. All four are sequentially consistent, so at least one of the two sees the other. */
+/* Announces or ends dozing. The dozing rank sets the flag, then reads the counters; the rank that
+ * counts up does that, then reads the flag. All four are sequentially consistent, so at least one
+ * of the two sees the other. */
 void region_doze(region *r, int dozing)
 {
     atomic_store(&r->rank[r->self].dozing, (uint32_t)dozing);

@@ -14,7 +14,7 @@ int sparse_format_ok(const rc_sparse_format *f)
     return f->kept >= 1 && f->kept <= f->chunk / f->block;
 }
 
-/* Bits of an index. */
+/* Returns the bits of an index. */
 static unsigned width_of(const rc_sparse_format *f)
 {
     unsigned width = 1;

@@ -5,13 +5,13 @@
 
 #include "../base/copy.h"
 
-/* What a call works in. Between chunks all of sums, senders and present is zero. */
+/* Working memory of a call. Between chunks all of sums, senders and present is zero. */
 typedef struct joining {
     const rc_sparse_format *format;
     const kernel_set *kernels;
     uint64_t *present; /* a bit for each unit of a chunk */
     float *sums, *values;
-    uint16_t *senders, *index, *half; /* senders: for each unit */
+    uint16_t *senders, *index, *half; /* senders: payloads that have the unit */
 } joining;
 
 static size_t words(const rc_sparse_format *f)
@@ -48,7 +48,7 @@ static int any_not_zero(const float *x, size_t n)
     return found;
 }
 
-/* Adds one record. 0 if it is none. */
+/* Adds one record. Returns 0 if it is invalid. */
 static int add_record(joining *j, const sparse_chunk *chunk, const uint8_t *record)
 {
     size_t block = j->format->block;
@@ -125,7 +125,8 @@ uint64_t sparse_join(const rc_sparse_format *format, const kernel_set *kernels, 
 
 /* ---- in a tensor ---- */
 
-/* Calls each unit of entries with its elements in dense, of which the last may be fewer. */
+/* Function for a unit of entries: n elements in dense, of the tensor's last unit perhaps fewer than
+ * a block. */
 typedef void unit_fn(float *dense, const float *values, float factor, size_t n);
 
 static void put_unit(float *dense, const float *values, float factor, size_t n)

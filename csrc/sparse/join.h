@@ -1,26 +1,26 @@
-/* join.h - the sum of payloads, unit by unit, and what becomes of it in a tensor.
+/* join.h - sums of payloads, unit by unit, and their copies into tensors.
  *
  * Sums are made in f32, one payload after the other from the first on, whatever units they have in
  * common: so all ranks that have the same payloads get the same bits. A unit whose values are all
- * zero is none: a payload is filled with those where there was nothing else to send.
+ * zero counts as not sent: payloads are filled up with such units.
  *
- * Pure but for the memory that it is given.
+ * Pure except for the memory that it is given.
  */
 #ifndef RINGCOMM_SPARSE_JOIN_H
 #define RINGCOMM_SPARSE_JOIN_H
 
 #include "format.h"
 
-/* Bytes of room for one call. */
+/* Returns the bytes of room for one call. */
 size_t sparse_join_room(const rc_sparse_format *format);
 
-/* As rc_sparse_join; room is aligned to a uint64_t. Returns the number of units; *wrong is the
- * payload that is none, or -1. */
+/* Sums as rc_sparse_join does; room is aligned to a uint64_t. Returns the number of units; *wrong
+ * is the invalid payload, or -1. */
 uint64_t sparse_join(const rc_sparse_format *format, const kernel_set *kernels, void *room,
                      const uint8_t *const *wires, int payloads, float factor, uint64_t count,
                      rc_sparse_entries *out, int *poisoned, int *wrong);
 
-/* As rc_sparse_scatter and rc_sparse_add. */
+/* Implement rc_sparse_scatter and rc_sparse_add. */
 void sparse_scatter(const rc_sparse_format *format, const kernel_set *kernels,
                     const rc_sparse_entries *entries, float *dense, uint64_t count);
 void sparse_add(const rc_sparse_format *format, const rc_sparse_entries *entries, float factor,

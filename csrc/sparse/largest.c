@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* More than any size; half an octave. */
+/* TOP is more than any size, FIRST_STEP half an octave. */
 static const uint32_t TOP = 0x80000000, FIRST_STEP = 1u << 22;
 
 static uint32_t size_of(float x)
@@ -13,8 +13,8 @@ static uint32_t size_of(float x)
     return bits & 0x7fffffff;
 }
 
-/* The next size to count, between those two: at first away from the one that is known, by steps
- * that double, then half-way. */
+/* Returns the next size to count, between low and high: at first away from the one that is known,
+ * by steps that double, then half-way. */
 static uint32_t between(uint32_t low, uint32_t high, uint32_t *step)
 {
     uint32_t gap = high - low, by = *step;
@@ -24,8 +24,8 @@ static uint32_t between(uint32_t low, uint32_t high, uint32_t *step)
     return high == TOP ? low + by : high - by;
 }
 
-/* A size that at least k of n reach, and at most k + slack unless many are of that very size: then
- * it is the largest that k reach. 0 if fewer than k are not zero. */
+/* Returns a size that at least k of n reach, and at most k + slack unless many are of that very
+ * size: then it is the largest that k reach. 0 if fewer than k are not zero. */
 static uint32_t threshold(const largest *l, const float *x, size_t n, size_t k, size_t slack)
 {
     uint32_t low = 0, high = TOP, step = FIRST_STEP, at = l->guess;
@@ -43,7 +43,7 @@ static uint32_t threshold(const largest *l, const float *x, size_t n, size_t k, 
     return low;
 }
 
-/* All that are not zero, which are fewer than k, and the first zeros. */
+/* Takes all numbers that are not zero, which are fewer than k, and the first zeros. */
 static void with_zeros(uint16_t *index, const float *x, size_t n, size_t k, size_t nonzero)
 {
     size_t zeros = k - nonzero, count = 0;
@@ -55,7 +55,7 @@ static void with_zeros(uint16_t *index, const float *x, size_t n, size_t k, size
     }
 }
 
-/* Leaves the k largest of count that were picked. Zeros lie behind them: counts are fastest of
+/* Keeps the k largest of count that were picked. Zeros lie behind them, as counts are fastest over
  * whole registers. */
 static void narrow(largest *l, uint16_t *index, size_t count, size_t k)
 {
@@ -64,7 +64,7 @@ static void narrow(largest *l, uint16_t *index, size_t count, size_t k)
     size_t larger = 0, kept = 0;
     for (size_t i = 0; i < count; i++)
         larger += size_of(l->values[i]) > least;
-    size_t equal = k - larger; /* that are taken */
+    size_t equal = k - larger; /* numbers of that very size to take */
     for (size_t i = 0; i < count; i++) {
         uint32_t size = size_of(l->values[i]);
         int takes = size > least || (size == least && equal > 0);

@@ -1,8 +1,8 @@
 /* largest.h - the k largest of a few thousand numbers, exactly k of them.
  *
- * The size of a number is that of its bits but for the sign, as an integer (kernel_sparse), so that
+ * The size of a number is its bits without the sign, as an integer (kernel_sparse), so that
  * infinity and NaN are the largest. Of equals the first are taken, and zeros only where there are
- * too few others. So what is found depends on the numbers alone, and not on how it was looked for.
+ * too few others. So the result depends on the numbers alone, and not on the search.
  *
  * Design. Counting how many reach a size is the fastest thing that can be done with numbers in the
  * first cache. So a threshold is narrowed down by counts, from where the last call ended: chunks of
@@ -20,8 +20,8 @@ enum { LARGEST_SPARE = KERNEL_LANES };
 
 typedef struct largest {
     const kernel_set *kernels;
-    float *values;  /* room for as many as there are numbers, and LARGEST_SPARE more */
-    uint32_t guess; /* the size of the smallest taken in the last call; at first any but 0 */
+    float *values;  /* room for all numbers, and LARGEST_SPARE more */
+    uint32_t guess; /* size of the smallest taken in the last call; at first any but 0 */
 } largest;
 
 /* Puts the places of the k largest of n <= 65536 into index, which has room for n, in ascending

@@ -5,17 +5,17 @@
 #include <string.h>
 
 enum {
-    AHEAD = 32, /* units whose lines are on their way */
+    AHEAD = 32, /* units whose lines are being fetched */
     AGES = 512, /* steps since a unit was touched for which its decay is kept */
 };
 
-/* Where a walk through the units of a tensor is. */
+/* Position in a walk through the units of a tensor. */
 typedef struct cursor {
     const rc_sparse_format *format;
     const uint32_t *counts;
     const uint16_t *index;
     uint64_t chunk, chunks;
-    uint32_t left; /* units of this chunk that are to come */
+    uint32_t left; /* units of this chunk still to come */
 } cursor;
 
 static cursor begin(const rc_sparse_format *f, const rc_sparse_entries *entries, uint64_t count)
@@ -25,7 +25,7 @@ static cursor begin(const rc_sparse_format *f, const rc_sparse_entries *entries,
     return (cursor){f, entries->counts, entries->index, 0, chunks, left};
 }
 
-/* The next unit's number in the tensor: *unit. 0 after the last. */
+/* Sets *unit to the next unit's number in the tensor. Returns 0 after the last. */
 static int next(cursor *c, uint64_t *unit)
 {
     while (c->left == 0) {
@@ -38,13 +38,12 @@ static int next(cursor *c, uint64_t *unit)
     return 1;
 }
 
-/* What is done with each unit, and with what. */
+/* Arguments of a visit to all units. */
 typedef struct visiting {
     const rc_sparse_format *format;
     const kernel_set *kernels;
     uint64_t count;
-    uint8_t *arrays[3]; /* of the tensor's elements, whose lines are fetched; those that are left
-                           are NULL */
+    uint8_t *arrays[3]; /* of the tensor's elements, whose lines are fetched; NULL: unused */
     size_t width;       /* bytes of an element */
     uint32_t *last;
     kernel_sgd sgd;
@@ -55,8 +54,9 @@ typedef struct visiting {
 
 typedef void unit_fn(const visiting *v, uint64_t unit, float *values, size_t n);
 
-/* Both ends of a unit, which lies in two lines unless its array begins at one. Inlined by force: a
- * compiler that takes prefetches for nothing leaves out the calls of a function that does no more.
+/* Prefetches both ends of a unit, which lies in two lines unless its array begins at one. Inlined
+ * by force: a compiler that takes prefetches for nothing leaves out the calls of a function that
+ * does no more.
  */
 static inline __attribute__((always_inline)) void fetch(const visiting *v, uint64_t unit)
 {
@@ -87,7 +87,7 @@ static void visit(const visiting *v, const rc_sparse_entries *entries, unit_fn *
     }
 }
 
-/* The elements of a unit in the i-th array of floats. */
+/* Returns the elements of a unit in the i-th array of floats. */
 static float *floats_at(const visiting *v, int i, uint64_t unit)
 {
     return (float *)(void *)v->arrays[i] + unit * v->format->block;
@@ -102,7 +102,7 @@ double sparse_power(double x, uint32_t n)
     return power;
 }
 
-/* What remains of a momentum after so many steps. */
+/* Returns the factor that remains of a momentum after so many steps. */
 static float decay_of(const visiting *v, uint32_t age)
 {
     if (age >= AGES)

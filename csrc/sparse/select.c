@@ -6,7 +6,7 @@
 #include "../base/copy.h"
 #include "largest.h"
 
-/* What a call works in: a chunk, rounded up to whole blocks, and what is found in it. */
+/* Working memory of a call: a chunk, rounded up to whole blocks, and the units selected in it. */
 typedef struct selecting {
     const rc_sparse_format *format;
     const kernel_set *kernels;
@@ -30,7 +30,7 @@ static selecting divide(const rc_sparse_format *f, const kernel_set *kernels, vo
                        values, index,   index + f->chunk};
 }
 
-/* The values of the units that were found; or, with taken, back into c less what was sent. */
+/* Copies the values of the selected units out of c. */
 static void take_values(selecting *s, const sparse_chunk *chunk)
 {
     size_t block = s->format->block;
@@ -58,7 +58,8 @@ static void find(selecting *s, const sparse_chunk *chunk)
     largest_find(&s->largest, s->index, x, chunk->units, chunk->kept);
 }
 
-/* Writes the record of a chunk whose c is known, and makes c what is left of it. */
+/* Writes the record of a chunk whose c is known, and leaves in c what was not sent. Returns 1 if a
+ * value that is sent is not finite. */
 static int put(selecting *s, const sparse_chunk *chunk, uint8_t *record)
 {
     size_t n = chunk->kept * s->format->block;
