@@ -1,5 +1,6 @@
 /* blocks.cuh - the codecs whose elements share scales (kernels/block.h, codec/quant.h). A part of
- * kernels.cu, by its words and rules. A warp takes 256 elements at a time, the largest block.
+ * kernels.cu, whose definitions and rules hold here. A warp takes 256 elements at a time, the
+ * largest block.
  *
  * For F = int8, int4, onebit, fp8, as kernel_block:
  *
@@ -11,20 +12,19 @@
  * The elements from k * segment on, segment of them or as many as are left, have their payload
  * (codec/quant.h) at wire + k * stride; segment is a multiple of 256, stride and apart of 2.
  *
- * Two contributions are all that is summed here: the core encodes the sums of more again, which are
- * on the host.
+ * Only two contributions are summed here: sums of more are encoded again, by the core on the host.
  */
 
 enum format { INT8, INT4, ONEBIT, FP8 };
 
 #define SMALLEST_NORMAL 1.17549435e-38f
 
-/* ---- tiles: what a warp takes at a time ---- */
+/* ---- tiles: the elements that a warp takes at a time ---- */
 
 enum { TILE = 256, SHARE = TILE / WARP };
 
-/* Which of a tile's elements a lane has, as its k-th: four in a row, and four behind those of all
- * lanes; or every 32nd, whose sum is that of a lane of the kernel sets. */
+/* Order of a tile's elements over lanes: the k-th of a lane is one of four in a row, and of four
+ * behind those of all lanes; or every 32nd, whose sum is that of a lane of the kernel sets. */
 enum order { IN_FOURS, IN_LANES };
 
 DEVICE u32 element(enum order order, u32 lane, u32 k)
@@ -32,7 +32,7 @@ DEVICE u32 element(enum order order, u32 lane, u32 k)
     return order == IN_FOURS ? k / 4 * 128 + lane * 4 + k % 4 : k * WARP + lane;
 }
 
-/* x beyond n: 0. */
+/* Loads a lane's elements of a tile; 0 beyond n. */
 DEVICE void take(enum order order, float x[SHARE], const float *src, u32 lane, u32 n)
 {
     if (order == IN_FOURS && n == TILE && is_aligned(src, 16)) {
@@ -47,7 +47,7 @@ DEVICE void take(enum order order, float x[SHARE], const float *src, u32 lane, u
         x[k] = element(order, lane, k) < n ? src[element(order, lane, k)] : 0.0f;
 }
 
-/* Of elements IN_FOURS. */
+/* Stores a lane's elements of a tile, which are IN_FOURS. */
 DEVICE void put(float *dst, const float x[SHARE], u32 lane, u32 n)
 {
     if (n == TILE && is_aligned(dst, 16)) {
@@ -69,15 +69,15 @@ DEVICE u32 block_of(enum format format)
     return format == INT4 ? 64 : 256;
 }
 
-/* Of the codes of a whole block. */
+/* Returns the bytes of the codes of a whole block. */
 DEVICE u32 bytes_of(enum format format)
 {
     return format == INT4 || format == ONEBIT ? 32 : 256;
 }
 
 typedef struct tile {
-    u64 start; /* of its elements */
-    u32 n;     /* of these */
+    u64 start; /* its first element in the tensor */
+    u32 n;     /* elements */
     u16 *scales;
     u8 *codes; /* at a multiple of 2 bytes */
 } tile;
@@ -99,7 +99,7 @@ DEVICE tile tile_at(enum format format, const u8 *wire, u64 number, u64 n, u64 s
     return t;
 }
 
-/* That of another payload of the same elements. */
+/* Returns the tile of the same elements in another payload. */
 DEVICE tile tile_beside(tile t, u64 apart)
 {
     t.scales = (u16 *)((u8 *)t.scales + apart);
@@ -107,7 +107,7 @@ DEVICE tile tile_beside(tile t, u64 apart)
     return t;
 }
 
-/* Four bytes of codes, those from at on that lie before end. */
+/* Stores four bytes of codes, from at on, as far as they lie before end. */
 DEVICE void put_codes(u8 *codes, u32 at, u32 end, u32 four)
 {
     if (at + 4 <= end && is_aligned(codes, 4)) {
@@ -135,7 +135,7 @@ DEVICE u32 take_codes(const u8 *codes, u32 at, u32 end)
 
 /* ---- a scale by the largest magnitude ---- */
 
-/* Of so many lanes, a power of two. */
+/* Returns the largest size of so many lanes, a power of two. */
 DEVICE u32 largest_of(u32 size, u32 lanes)
 {
 #pragma unroll
@@ -146,7 +146,8 @@ DEVICE u32 largest_of(u32 size, u32 lanes)
     return size;
 }
 
-/* top: the bits of the largest |c|. See block_scale_by_top of csrc/kernels/block.h. */
+/* Returns the scale. top: the bits of the largest |c|. See block_scale_by_top of
+ * csrc/kernels/block.h. */
 DEVICE float scale_by_top(enum format format, u32 top)
 {
     const float limit = format == INT8 ? 127.0f : format == INT4 ? 7.0f : 448.0f;
@@ -157,7 +158,7 @@ DEVICE float scale_by_top(enum format format, u32 top)
     return s < SMALLEST_NORMAL ? 0.0f : s;
 }
 
-/* The code nearest to x. See round_int and round_fp8 of csrc/kernels/scalar.c. */
+/* Returns the code nearest to x. See round_int and round_fp8 of csrc/kernels/scalar.c. */
 DEVICE u32 round_code(enum format format, float x)
 {
     if (format == FP8) {
@@ -174,7 +175,7 @@ DEVICE u32 round_code(enum format format, float x)
     return (u32)q & (format == INT8 ? 0xff : 0xf);
 }
 
-/* Of the lowest bits of code. */
+/* Returns the number of a code, which is in the lowest bits. */
 DEVICE float number_of(enum format format, u32 code)
 {
     if (format == INT8)
@@ -186,7 +187,7 @@ DEVICE float number_of(enum format format, u32 code)
     return float_of((code & 0x80) << 24 | (rest < 8 ? small : (rest << 20) + (120u << 23)));
 }
 
-/* The codes of a lane's four elements, a byte each. */
+/* Returns the codes of a lane's four elements, a byte each. */
 DEVICE u32 pack_four(enum format format, const float *c, float s)
 {
     const int usable = s > 0.0f;
@@ -198,13 +199,14 @@ DEVICE u32 pack_four(enum format format, const float *c, float s)
     return usable ? codes : 0;
 }
 
-/* The block of a lane's first four elements (half 0) or its others. */
+/* Returns the block of a lane's first four elements (half 0) or its others. */
 DEVICE u32 block_at(enum format format, u32 half, u32 lane)
 {
     return format == INT4 ? 2 * half + lane / 16 : 0;
 }
 
-/* Of int4: where the lane has them in the blocks' bytes; half of the lanes in the high halves. */
+/* Returns the byte of the blocks at which a lane's int4 codes lie; half of the lanes have the high
+ * halves. */
 DEVICE u32 int4_byte(u32 block, u32 lane)
 {
     return 32 * block + 4 * (lane % 8);
@@ -263,7 +265,8 @@ DEVICE void unpack_scaled(enum format format, const tile *t, float x[SHARE], u32
 
 /* ---- a sign per element: see csrc/kernels/onebit.h ---- */
 
-/* Of all lanes: to each is added that half as many behind it, or before it, which is the same. */
+/* Sums x of all lanes: to each is added the lane half as many behind it, or before it, which is the
+ * same. */
 DEVICE float sum_of(float x)
 {
 #pragma unroll
@@ -292,7 +295,7 @@ DEVICE void pack_onebit(const tile *t, const float c[SHARE], u32 lane)
         sizes = add(sizes, float_of(bits_of(c[k]) & MAGNITUDE));
     }
     const float s = scale_by_mean(sum_of(squares), sum_of(sizes), (float)t->n);
-    u32 own = 0; /* of the eight words of signs, this lane's */
+    u32 own = 0; /* this lane's of the eight words of signs */
 #pragma unroll
     for (u32 k = 0; k < SHARE; k++) {
         const int positive = c[k] >= 0.0f;
@@ -358,7 +361,8 @@ DEVICE void unpack_blocks(enum format format, float *dst, const u8 *wire, u64 n,
     }
 }
 
-/* See quant_join of csrc/codec/quant.c. What is beyond n is no element, and may be anything. */
+/* Joins two contributions as quant_join of csrc/codec/quant.c does. Values beyond n are no
+ * elements, and may be anything. */
 DEVICE void add_blocks(enum format format, float *dst, const u8 *wire, u64 apart, float post, u64 n,
                        u64 segment, u64 stride)
 {

@@ -1,19 +1,18 @@
-/* kernels.cu - what a GPU does of a codec: it packs what travels out of a tensor, and unpacks it.
+/* kernels.cu - codecs on a GPU: kernels that pack a tensor into its payload, and unpack it.
  *
- * Problem. A tensor that was packed here must have the very bits that a kernel set of csrc/kernels
- * would have given it, and no tool of a GPU's maker may be needed to build or to test.
+ * Problem. A tensor that is packed here must have the same bits that a kernel set of csrc/kernels
+ * would give it, and no tool of a GPU's maker may be needed to build or to test.
  *
  * Design. One source (with blocks.cuh, codecs that quantise) without the headers of others, in what
  * C++ for CUDA and C have in common. tools/make_ptx.py makes ringcomm/kernels.ptx of it, which a
  * driver takes as it is; tests/cuda/emulate.c compiles it as C. Nothing here rounds by an
  * instruction whose result a processor may choose: 16-bit floats are rounded as integers, products
- * are never fused with sums, quotients and roots are those of IEEE 754, subnormals are kept, and no
- * NaN that arithmetic has made is stored or looked at but for being one.
+ * are never fused with sums, quotients and roots are those of IEEE 754, subnormals are kept, and
+ * the bits of a NaN that arithmetic has made are neither stored nor read.
  *
  * Launches. Any grid, blocks of whole warps and at most 256 threads: results are the same. Blocks
- * of 256, a few for each multiprocessor, keep memory busy. Pointers
- * have the alignment of their element (wire: 2), and better that of 16. n may be 0. For F = bf16,
- * fp16, as kernel_half:
+ * of 256, a few for each multiprocessor, keep memory busy. Pointers have the alignment of their
+ * element (wire: 2), and better that of 16. n may be 0. For F = bf16, fp16, as kernel_half:
  *
  *   ringcomm_pack_F(u16 *wire, const float *src, float pre, u64 n)       wire = E(src * pre)
  *   ringcomm_unpack_F(float *dst, const u16 *wire, u64 n)                dst = D(wire)
@@ -22,7 +21,8 @@
  *
  *   ringcomm_scale(float *dst, const float *src, float factor, u64 n)    dst = src * factor
  *
- * where dst may be src. (A NaN that is made of numbers is the canonical one, on every GPU.)
+ * where dst may be src. (A NaN that arithmetic makes of numbers is the canonical one, on every
+ * GPU.)
  */
 
 #ifndef KERNEL
@@ -46,9 +46,9 @@ enum half { BF16, FP16 };
 
 #define bits_of __float_as_uint
 #define float_of __uint_as_float
-#define THE_NAN float_of(0x7fc00000) /* the only one that is made here */
+#define THE_NAN float_of(0x7fc00000) /* the only NaN that is made here */
 
-/* Each rounded: the compiler must not make one operation of two. */
+/* Operations that are rounded each: the compiler must not fuse two. */
 #define mul __fmul_rn
 #define add __fadd_rn
 #define divided __fdiv_rn
@@ -102,7 +102,8 @@ DEVICE float from_fp16(u32 half)
 #define THIS_THREAD ((u64)blockIdx.x * blockDim.x + threadIdx.x)
 #define ALL_THREADS ((u64)gridDim.x * blockDim.x)
 
-/* Four elements at a time, BATCH times under way; then, or where these are not aligned, one. */
+/* Packs four elements at a time, BATCH such loads in flight; then, or where pointers are not
+ * aligned, one at a time. */
 DEVICE void pack_half(enum half format, u16 *wire, const float *src, float pre, u64 n)
 {
     const u64 threads = ALL_THREADS;
@@ -168,7 +169,7 @@ DEVICE void unpack_half(enum half format, float *dst, const u16 *wire, u64 n)
 HALF_KERNELS(bf16, BF16)
 HALF_KERNELS(fp16, FP16)
 
-/* A NaN keeps its payload, as processors' products do and a GPU's do not. */
+/* Returns x * factor. A NaN keeps its payload, as in processors' products but not in a GPU's. */
 DEVICE float scaled(float x, float factor)
 {
     const float product = mul(x, factor);
