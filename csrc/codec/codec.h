@@ -55,12 +55,12 @@ void codec_take_encoded(rc_call *call);
 void codec_init(codec *c, const kernel_set *kernels, const rc_call *call, int world_size);
 /* Leaves the scaling of an average to another codec, which reduces this one's result further. */
 void codec_leave_unfinished(codec *c);
-/* 1 if tensors of dtype can travel by this codec. */
+/* Returns 1 if tensors of dtype can travel by this codec. */
 int codec_supports(rc_codec id, rc_dtype dtype);
 
-/* 1 if the first hop may send src as it lies in memory. */
+/* Returns 1 if the first hop may send src as it lies in memory. */
 int codec_sends_plain(const codec *c);
-/* 1 if what arrives may be received straight into dst. */
+/* Returns 1 if what arrives may be received straight into dst. */
 int codec_stores_plain(const codec *c);
 
 /* wire = E(src * pre). */

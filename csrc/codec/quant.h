@@ -38,12 +38,13 @@ typedef struct quant {
     int far; /* the tensor is more than a cache holds */
 } quant;
 
-/* contributors: the ranks whose values are in a result. */
+/* Prepares the codec of a call. contributors: the ranks whose values are in a result. */
 void quant_init(quant *q, const kernel_set *kernels, const rc_call *call, int contributors);
 
-/* Bytes of a segment's payload. */
+/* Returns the bytes of a segment's payload. */
 size_t quant_bytes(const quant *q, size_t n);
-/* Elements of the largest segment whose payload fits into so many bytes; a multiple of PLAN_ALIGN.
+/* Returns the elements of the largest segment whose payload fits into so many bytes; a multiple of
+ * PLAN_ALIGN.
  */
 size_t quant_segment(const quant *q, size_t bytes);
 

@@ -24,7 +24,7 @@
  * Works enter one after the other, each when the one before has joined its last lap, and leave in
  * the same order.
  *
- * Threading: under the engine's lock, but for shared_stirred.
+ * Threading: under the engine's lock, except for shared_stirred.
  */
 #ifndef RINGCOMM_SHARED_H
 #define RINGCOMM_SHARED_H

@@ -15,7 +15,7 @@
  * there. src is only read. So data is copied only where it changes.
  *
  * Invariants. The exactly-once bit of a frame is set before its payload is used. After work_finish
- * the caller's memory is not touched. Threading: under the engine's lock, but for the fields
+ * the caller's memory is not touched. Threading: under the engine's lock, except for the fields
  * marked atomic.
  */
 #ifndef RINGCOMM_WORK_H

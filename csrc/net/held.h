@@ -2,8 +2,8 @@
  * receive.
  *
  *   collectives   a heap: the lowest seq first, and of one seq in the order in which they were held
- *   sends         in the order in which they were held; and a queue for each tag, as the peer's
- * call of a receive lets go of those of its tag, wherever they stand
+ *   sends         in the order in which they were held; and a queue for each tag, since the peer's
+ *                 call of a receive releases the sends of its tag, wherever they stand
  *
  * All operations take constant time, except that taking out a collective's frame takes the
  * logarithm of their number. Invariant: the frames of one tag are pushed in the order of their

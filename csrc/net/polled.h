@@ -62,9 +62,9 @@ static inline int polled_beside(rc_engine *e, struct epoll_event *events, int mo
 }
 
 /* Polls until a member can advance, events have come (at most so many) or the deadline. Reading
- * memory costs next to nothing, looking at descriptors a system call: so memory, where there is
- * any, is read more often. Where ranks outnumber cores, each poll lets another rank run, which may
- * be the awaited one. */
+ * memory costs next to nothing, looking at descriptors a system call: so memory, if there is any,
+ * is read more often. Where ranks outnumber cores, each poll lets another rank run, which may be
+ * the awaited one. */
 static inline int polled_events(rc_engine *e, struct epoll_event *events, int most,
                                 uint64_t deadline, const polled_members *polled)
 {

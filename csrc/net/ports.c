@@ -29,7 +29,8 @@ static void parse_link(port_watch *w, const struct nlmsghdr *message)
         w->link(w, info.ifi_index, info.ifi_flags & IFF_RUNNING ? PORT_RUNS : PORT_NO_CARRIER);
 }
 
-/* On a point-to-point link IFA_ADDRESS is the far end, IFA_LOCAL ours. */
+/* Reports an address that came or went. On a point-to-point link IFA_ADDRESS is the far end,
+ * IFA_LOCAL this one. */
 static void parse_address(port_watch *w, const struct nlmsghdr *message)
 {
     struct ifaddrmsg info;

@@ -7,7 +7,7 @@
  * Design. Counting how many reach a size is the fastest thing that can be done with numbers in the
  * first cache. So a threshold is narrowed down by counts, from where the last call ended: chunks of
  * one tensor resemble each other. When few are left beside the k, they are picked, and the search
- * goes on among these.
+ * continues among these.
  *
  * Pure.
  */
