@@ -41,7 +41,7 @@ void comm_go_on(rc_comm *c, rc_work *w)
 {
     if (c->state != COMM_RUNNING)
         return;
-    work_retain(w); /* it may end below */
+    work_retain(w); /* the work may end below */
     if (work_go_on(w) != RC_OK)
         comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for a frame");
     if (c->state == COMM_RUNNING && work_may_go_on(w))
@@ -108,7 +108,7 @@ void comm_check_left(rc_comm *c, const peer_link *ln)
 
 void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
 {
-    work_retain(w); /* it may end below */
+    work_retain(w); /* the work may end below */
     comm_note_call(c, w);
     rc_result result = c->state == COMM_RUNNING ? work_start(w, env) : RC_OK;
     if (result != RC_OK)
@@ -130,7 +130,7 @@ void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
 
 static void start_late(rc_comm *c, rc_work *w)
 {
-    work_retain(w); /* it may end below */
+    work_retain(w); /* the work may end below */
     comm_match_late(c, w->call.tag);
     for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++)
         if (c->env.links[rank] != NULL && w->env == NULL && work_is_open(w))

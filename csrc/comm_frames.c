@@ -168,7 +168,7 @@ static rc_result end_data(rc_comm *c, peer_link *ln, const frame_header *h, rx_p
     consume(c, ln, h);
     if (c->state != COMM_RUNNING)
         return RC_ABORTED;
-    work_retain(w); /* it may end within work_end */
+    work_retain(w); /* the work may end within work_end */
     rc_result result = work_end(w, h, place);
     if (result != RC_OK)
         fail_at_end(c, ln, h, result);

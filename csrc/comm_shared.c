@@ -92,7 +92,7 @@ int comm_start_shared(rc_comm *c, rc_work *w)
     if (!shares && !waits)
         return 0;
     int is_first = c->shared.entering == NULL && c->waiting_head == NULL;
-    work_retain(w); /* it may end below */
+    work_retain(w); /* the work may end below */
     w->is_shared = shares;
     wait_in_line(c, w);
     if (hosts == 1) {

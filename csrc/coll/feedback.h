@@ -66,9 +66,9 @@ struct rc_feedback {
 
 /* Ranges of elements whose residuals a work reads and writes. */
 typedef struct feedback_use {
-    feedback_range worker; /* that it contributes; all other residuals must be zero */
-    feedback_range exact;  /* within worker, contributed without encoding: nothing is lost */
-    feedback_range owner;  /* whose sums it encodes for all ranks */
+    feedback_range worker; /* elements that it contributes; all other residuals must be zero */
+    feedback_range exact;  /* part of worker, contributed without encoding: nothing is lost */
+    feedback_range owner;  /* elements whose sums it encodes for all ranks */
     double fold;           /* 1 / the factor of a contribution in the result */
 } feedback_use;
 

@@ -39,8 +39,8 @@ typedef struct shared_memory {
     int rank_at[REGION_MAX_RANKS]; /* the communicator's rank of each place in the region */
     rc_work *head, *tail;          /* works on their way, in order */
     rc_work *entering;             /* the last of them, or NULL once it has joined all its laps */
-    uint64_t laps;                 /* that works have been given so far */
-    uint64_t bytes;                /* written for others to read */
+    uint64_t laps;                 /* laps given to works so far */
+    uint64_t bytes;                /* bytes written for others to read */
     const uint64_t *history;       /* fingerprints of the communicator's last collectives, */
     uint64_t history_length;       /* by seq modulo this */
 } shared_memory;

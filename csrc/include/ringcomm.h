@@ -243,7 +243,7 @@ typedef struct rc_comm_stats {
     double engine_cpu_s;    /* CPU seconds of the engine's own threads */
     double waiting_s;       /* seconds of threads in rc_work_wait and in pipes; whole engine */
     int32_t lanes;
-    int32_t threads; /* that carry this communicator's traffic: 1 or 2 */
+    int32_t threads; /* threads that carry this communicator's traffic: 1 or 2 */
 } rc_comm_stats;
 
 void rc_comm_stats_get(rc_comm *comm, rc_comm_stats *out);

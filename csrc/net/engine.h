@@ -58,7 +58,7 @@ typedef struct engine_member {
     uint64_t due;
     int pumped;  /* pump is called in every round */
     int expects; /* memory is polled: stirred and doze are called, too */
-    int briefly; /* that memory is worth polling where ranks outnumber cores */
+    int briefly; /* polling that memory pays where ranks outnumber cores */
     int (*pump)(struct engine_member *member);          /* advances works; 1: can do more at once */
     int (*stirred)(const struct engine_member *member); /* without the lock: pump could advance */
     void (*doze)(struct engine_member *member, int dozing); /* without the lock: peers shall

@@ -60,7 +60,7 @@ typedef struct lane_health {
     port_state port;             /* state of the port here */
     int no_address;              /* the port has lost the lane's address */
     uint64_t port_lost;          /* since when the port or the address is lost; 0: neither */
-    int lost;                    /* it was given up, and nothing it has sent is waited for */
+    int lost;                    /* given up: nothing it has sent is waited for */
 } lane_health;
 
 struct lane {

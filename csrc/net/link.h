@@ -48,7 +48,7 @@ typedef struct peer_link {
     tag_table started;      /* receives from this peer: numbers of the next to be called here */
     uint64_t credit;        /* bytes; LINK_CREDIT_SEGMENTS segments with their headers */
     uint64_t sent;          /* bytes of data frames that were let go */
-    uint64_t peer_consumed; /* those of them that the peer is known to have consumed */
+    uint64_t peer_consumed; /* bytes of these that the peer is known to have consumed */
     uint32_t consumed;      /* bytes of the peer's data frames consumed here, modulo 2^32 */
     uint32_t consumed_told; /* value last sent to the peer */
     uint64_t early_bytes;   /* bytes of data frames kept here for collectives not yet called */

@@ -21,8 +21,7 @@ typedef struct polled_members {
     int count;
     int others_stirred; /* a member beyond MOST_POLLED can advance */
     int alone;          /* the only work in flight waits for memory */
-    int briefly; /* what is awaited, in memory or at sockets, is worth polling where ranks outnumber
-                    cores */
+    int briefly;        /* polling for the works in flight pays where ranks outnumber cores */
 } polled_members;
 
 static inline polled_members polled_list(const rc_engine *e)

@@ -16,7 +16,7 @@ void flight_retain(rc_flight *f)
 static void give_event(rc_pipe *p, cu_event event)
 {
     if (event != NULL && !p->stopped)
-        p->idle_events[p->idle_count++] = event; /* there is room for all */
+        p->idle_events[p->idle_count++] = event; /* the array has room for all */
 }
 
 static void destroy(rc_flight *f)

@@ -244,7 +244,7 @@ void *pipe_run_in(void *arg)
         if (too_late)
             error_set(&error, RC_INVALID_STATE, "the communicator was closed");
         if (error.code == RC_OK && bring_in(f, &error) == RC_OK) {
-            flight_retain(f); /* it may land at any time from here on */
+            flight_retain(f); /* the flight may land at any time from here on */
             reach_core(f, 1);
             call_out(f);
             rc_flight_free(f);

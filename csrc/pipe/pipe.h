@@ -100,7 +100,7 @@ struct rc_pipe {
     pipe_scratch gathered, scattered; /* tensors in pieces, made contiguous */
     pid_t pid;
     pthread_t in, out;
-    int threads; /* that run */
+    int threads; /* threads running */
     atomic_int references;
 
     pthread_mutex_t lock;

@@ -54,7 +54,7 @@ typedef struct region_rank {
     _Alignas(128) struct {
         uint64_t seq;
         uint64_t fingerprint;
-    } call[REGION_DEPTH]; /* that the contribution in the slot belongs to */
+    } call[REGION_DEPTH]; /* the call that the contribution in the slot belongs to */
 } region_rank;
 
 typedef struct region {
