@@ -48,8 +48,8 @@ def bf16_up(x: Array) -> Array:
 
 
 def e4m3_values() -> Array:
-    """The finite magnitudes of float8 e4m3 by code, 0 to 0x7e, as float64."""
-    codes = np.arange(0x7F)
+    """The magnitudes of float8 e4m3 by code, as float64; 480 for 0x7f, which no encoder uses."""
+    codes = np.arange(0x80)
     exponent, mantissa = codes >> 3, codes & 7
     subnormal = mantissa / 8 * 2.0**-6
     return np.where(exponent == 0, subnormal, (1 + mantissa / 8) * 2.0 ** (exponent - 7))
@@ -62,13 +62,13 @@ def e4m3_nearest(x: Array) -> Array:
     magnitude = np.abs(x.astype(np.float64))
     low = np.searchsorted(middles, magnitude, side="left")  # of two as near, the lower
     high = np.searchsorted(middles, magnitude, side="right")
-    code = np.where(low % 2 == 0, low, high)
+    code = np.minimum(np.where(low % 2 == 0, low, high), 0x7E)
     return (code + 0x80 * np.signbit(x)).astype(np.uint8)
 
 
 def e4m3_value(codes: Array) -> Array:
     """e4m3 codes as float32."""
-    magnitude = e4m3_values()[np.minimum(codes & 0x7F, 0x7E)]
+    magnitude = e4m3_values()[codes & 0x7F]
     return np.where(codes & 0x80, -magnitude, magnitude).astype(np.float32)
 
 
@@ -109,22 +109,35 @@ class Encoded:
     scales: Array
     codes: Array
 
+    @classmethod
+    def of(cls, codec: str, payload: Array, n: int) -> Encoded:
+        """n elements of a segment's payload, given as bytes."""
+        blocks = -(-n // BLOCK[codec])
+        scales, codes = payload[: 2 * blocks].view("<u2"), payload[2 * blocks :]
+        if codec == "int4":
+            rows = codes.reshape(blocks, 32)
+            codes = np.concatenate([rows << 4, rows], axis=1).view(np.int8) >> 4
+        elif codec == "onebit":
+            codes = np.unpackbits(codes, bitorder="little")
+        elif codec == "int8":
+            codes = codes.view(np.int8)
+        return cls(codec, scales, codes.reshape(-1)[:n])
+
     @property
     def poisoned(self) -> bool:
-        """Whether a value was not finite."""
-        return bool((self.scales == 0x7FC0).any())
+        """Whether a scale is not finite, as where a value was not."""
+        return bool((self.scales & 0x7F80 == 0x7F80).any())
 
     def decode(self) -> Array:
         """D, float32 for each element."""
         scale = np.repeat(bf16_value(self.scales), BLOCK[self.codec])[: len(self.codes)]
         if self.codec == "onebit":
-            value = np.where(self.codes != 0, scale, -scale)
-            value = np.where(scale == 0, F0, value)
+            value = np.where(self.codes != 0, scale, np.where(scale == 0, F0, -scale))
         elif self.codec == "fp8":
             value = e4m3_value(self.codes) * scale
         else:
             value = self.codes.astype(np.float32) * scale
-        return np.where(np.isnan(scale), _NAN, value)
+        return np.where(np.isfinite(scale), value, _NAN)
 
     def payload(self) -> bytes:
         """The bytes on the wire of a segment."""
@@ -205,9 +218,11 @@ def _scale(op: str, n: int) -> np.float32:
     return np.float32(1.0 / n) if op == "avg" else F1
 
 
-def _left(c: Array, sent: Encoded) -> Array:
+def left_of(c: Array, sent: Encoded) -> Array:
+    """What is left of c, NaN where a block is poisoned."""
+    decoded = sent.decode()
     with np.errstate(all="ignore"):
-        return c - sent.decode()
+        return np.where(np.isnan(decoded), _NAN, c - decoded)
 
 
 def allreduce(
@@ -252,7 +267,7 @@ def _one_shot(
         with np.errstate(all="ignore"):
             c = x + folded.worker
         sent = encode(codec, c)
-        left.append(Residuals(_left(c, sent), folded.owner))
+        left.append(Residuals(left_of(c, sent), folded.owner))
         total = sent.decode() if total is None else total + sent.decode()
     assert total is not None
     return total * _scale(op, ranks), left
@@ -270,7 +285,7 @@ def _contributions(
                 decoded, rest = c, np.zeros_like(c)
             else:
                 sent = encode(codec, c)
-                decoded, rest = sent.decode(), _left(c, sent)
+                decoded, rest = sent.decode(), left_of(c, sent)
             total = decoded if total is None else total + decoded
         left[rank].worker[part] = rest
     assert total is not None
@@ -288,7 +303,7 @@ def _direct(
         with np.errstate(all="ignore"):
             t = total * _scale(op, ranks) + left[owner].owner
         sent = encode(codec, t)
-        left[owner].owner = _left(t, sent)
+        left[owner].owner = left_of(t, sent)
         parts.append(sent.decode())
     return np.concatenate(parts), left
 
@@ -353,7 +368,7 @@ def allgather(
             c = x.astype(np.float32) + one.worker
         sent = encode(codec, c)
         parts.append(sent.decode())
-        left.append(Residuals(_left(c, sent), one.owner))
+        left.append(Residuals(left_of(c, sent), one.owner))
     return np.concatenate(parts), left
 
 

@@ -85,8 +85,8 @@ def combine(op: str, a: Array, b: Array) -> Array:
 
 def divided(x: Array, n: int) -> Array:
     """Integers divided by n, truncated towards zero."""
-    quotient = x // n
-    return (quotient + ((x % n != 0) & (x < 0))).astype(x.dtype)
+    quotient = x // np.int64(n)
+    return (quotient + ((x % np.int64(n) != 0) & (x < 0))).astype(x.dtype)
 
 
 class Wire:

@@ -9,22 +9,16 @@ a sum, a lost segment and one that lands in the wrong place all show.
 from __future__ import annotations
 
 import itertools
-import re
-import shutil
-import subprocess
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import reference
-from cffi import FFI
+from compiled import declared, library
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from patience import PATIENCE
 
-ROOT = Path(__file__).resolve().parent.parent
 ALIGN = 256
 COLLECTIVES = (
     "ALLREDUCE",
@@ -49,46 +43,14 @@ quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 thorough = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def plain_declarations(header: str) -> str:
-    """A header without comments, inline functions, linkage blocks and preprocessor lines, save
-    integer macros."""
-    text = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)
-    text = re.sub(r"^static inline .*?^\}", "", text, flags=re.DOTALL | re.MULTILINE)
-    text = re.sub(r"#ifdef __cplusplus.*?#endif", "", text, flags=re.DOTALL)
-    return re.sub(r"^#(?!define \w+ \d+ *$).*$", "", text, flags=re.MULTILINE)
-
-
-ffi = FFI()
-for name in ("include/ringcomm.h", "plan/plan.h"):
-    ffi.cdef(plain_declarations((ROOT / "csrc" / name).read_text()))
+ffi = declared("include/ringcomm.h", "plan/plan.h")
 
 
 @pytest.fixture(scope="session")
 def lib(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The plan as a library of its own."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler to build the plan with")
-    target = tmp_path_factory.mktemp("plan") / "plan.so"
-    sources = [ROOT / "csrc" / "plan" / name for name in ("plan.c", "merges.c", "rounds.c")]
-    subprocess.run(
-        [
-            compiler,
-            "-std=gnu11",
-            "-O1",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-shared",
-            "-fPIC",
-            "-o",
-            str(target),
-            *map(str, sources),
-        ],
-        check=True,
-        timeout=PATIENCE,
-    )
-    return ffi.dlopen(str(target))
+    sources = ["plan/plan.c", "plan/merges.c", "plan/rounds.c"]
+    return library(ffi, sources, tmp_path_factory.mktemp("plan"))
 
 
 class Plan:

@@ -1,12 +1,45 @@
-/* block_values.h - classes of values that the formats of test_block*.c are given. */
+/* block_values.h - the formats of test_block*.c, and the classes of values that they are given. */
 #ifndef RINGCOMM_TEST_BLOCK_VALUES_H
 #define RINGCOMM_TEST_BLOCK_VALUES_H
 
 #include <math.h>
 #include <stdint.h>
 
-#include "block_reference.h"
+#include "../../csrc/kernels/kernels.h"
 #include "operands.h"
+
+/* ---- formats ---- */
+
+enum format { INT8, INT4, ONEBIT, FP8, FORMATS };
+
+static const char *const format_names[FORMATS] = {"int8", "int4", "onebit", "fp8"};
+static const size_t block_of[FORMATS] = {256, 64, 256, 256};
+static const size_t bytes_of[FORMATS] = {256, 32, 32, 256};
+static const double limit_of[FORMATS] = {127, 7, 1, 448};
+
+static inline const kernel_block *format_of(const kernel_set *set, enum format format)
+{
+    const kernel_block *all[FORMATS] = {&set->int8, &set->int4, &set->onebit, &set->fp8};
+    return all[format];
+}
+
+/* Bytes of the codes of n elements. */
+static inline size_t codes_size(enum format format, size_t n)
+{
+    return format == INT8 || format == FP8 ? n : (n + block_of[format] - 1) / block_of[format] * 32;
+}
+
+static inline size_t scales_count(enum format format, size_t n)
+{
+    return (n + block_of[format] - 1) / block_of[format];
+}
+
+static inline double bf16_value(uint16_t bits)
+{
+    return (double)float_of((uint32_t)bits << 16);
+}
+
+/* ---- values ---- */
 
 enum values {
     ORDINARY,

@@ -1,11 +1,13 @@
 /* collective.h - what a collective must leave behind, element by element, from the call and every
- * rank's source. Knows the order of a sum (plan.h) and the arithmetic (reference.h), no code of the
- * core.
+ * rank's source. Knows the order of a sum (plan.h) by itself; what becomes of an element on a hop
+ * is asked of codec.h and the portable kernels, which tests/test_kernels.py holds to their
+ * formulas.
  */
 #ifndef RINGCOMM_TEST_COLLECTIVE_H
 #define RINGCOMM_TEST_COLLECTIVE_H
 
-#include "reference.h"
+#include "../../csrc/codec/codec.h"
+#include "draw.h"
 
 enum { COLLECTIVE_MAX_WORLD = 16 };
 
@@ -76,72 +78,77 @@ static inline void trace(const rc_call *call, int rank, int world_size, uint64_t
     }
 }
 
+static inline codec portable_codec(const rc_call *call, int world_size)
+{
+    codec how;
+    codec_init(&how, kernels_at(0), call, world_size);
+    return how;
+}
+
 /* An all-reduce that adds in order of rank. */
 static inline void expect_join(const rc_call *call, int world_size, const uint8_t *const *sources,
                                uint8_t *dst)
 {
-    size_t elem = dtype_bytes(call->dtype);
-    arithmetic a = {call->dtype, call->op, call->codec, world_size};
+    size_t elem = rc_dtype_size(call->dtype);
+    codec how = portable_codec(call, world_size);
     for (uint64_t i = 0; i < call->count; i++) {
-        const void *elements[COLLECTIVE_MAX_WORLD];
-        for (int rank = 0; rank < world_size; rank++)
-            elements[rank] = sources[rank] + i * elem;
-        ref_join(&a, dst + i * elem, elements);
+        uint64_t wires[COLLECTIVE_MAX_WORLD];
+        const void *all[COLLECTIVE_MAX_WORLD];
+        for (int rank = 0; rank < world_size; rank++) {
+            codec_encode(&how, &wires[rank], sources[rank] + i * elem, 1);
+            all[rank] = &wires[rank];
+        }
+        codec_join(&how, dst + i * elem, 0, all, world_size, NULL, 1);
     }
 }
 
 /* All ranks' elements, summed pairwise; wires: room for them. */
-static inline void ref_doubling(const arithmetic *a, void *dst, const void *const *elements,
-                                uint64_t *wires)
+static inline void expect_doubling(const codec *how, int n, void *dst, const void *const *elements,
+                                   uint64_t *wires)
 {
     int count = 1, surplus;
-    while (2 * count <= a->world_size)
+    while (2 * count <= n)
         count *= 2;
-    surplus = a->world_size - count;
+    surplus = n - count;
     for (int i = 0; i < count; i++) {
-        wires[i] = 0;
-        ref_encode(a, &wires[i], elements[i < surplus ? 2 * i : i + surplus]);
+        codec_encode(how, &wires[i], elements[i < surplus ? 2 * i : i + surplus], 1);
         if (i < surplus)
-            ref_reduce(a, &wires[i], elements[2 * i + 1], 0);
+            codec_reduce(how, &wires[i], &wires[i], elements[2 * i + 1], 1, 0);
     }
     for (; count > 1; count /= 2)
-        for (int i = 0; i < count / 2; i++) {
-            ref_combine(a, &wires[2 * i], &wires[2 * i + 1], count == 2);
-            wires[i] = wires[2 * i];
-        }
-    ref_store(a, dst, &wires[0]);
+        for (int i = 0; i < count / 2; i++)
+            codec_combine(how, &wires[i], &wires[2 * i], &wires[2 * i + 1], 1, count == 2);
+    codec_store(how, dst, &wires[0], 1);
 }
 
 /* The same as the owner of its part sums them. */
-static inline void ref_halving(const arithmetic *a, void *dst, const void *const *elements,
-                               uint64_t *wires, int owner)
+static inline void expect_halving(const codec *how, int n, void *dst, const void *const *elements,
+                                  uint64_t *wires, int owner)
 {
-    int n = a->world_size, summed[COLLECTIVE_MAX_WORLD] = {0};
+    int summed[COLLECTIVE_MAX_WORLD] = {0};
     for (int left = n, half; left > 1; left = half) {
         half = (left + 1) / 2;
         for (int far = half; far < left; far++) {
             int near = far - half;
-            if (!summed[far]) {
-                wires[far] = 0;
-                ref_encode(a, &wires[far], elements[(owner + n - far) % n]);
-            }
+            if (!summed[far])
+                codec_encode(how, &wires[far], elements[(owner + n - far) % n], 1);
             if (summed[near])
-                ref_combine(a, &wires[far], &wires[near], half == 1);
+                codec_combine(how, &wires[near], &wires[far], &wires[near], 1, half == 1);
             else
-                ref_reduce(a, &wires[far], elements[(owner + n - near) % n], half == 1);
-            wires[near] = wires[far];
+                codec_reduce(how, &wires[near], &wires[far], elements[(owner + n - near) % n], 1,
+                             half == 1);
             summed[near] = 1;
         }
     }
-    ref_store(a, dst, &wires[0]);
+    codec_store(how, dst, &wires[0], 1);
 }
 
 /* An all-reduce in logarithmic depth. */
 static inline void expect_merge(const rc_call *call, rc_algorithm algorithm, int world_size,
                                 const uint8_t *const *sources, uint8_t *dst)
 {
-    size_t elem = dtype_bytes(call->dtype);
-    arithmetic a = {call->dtype, call->op, call->codec, world_size};
+    size_t elem = rc_dtype_size(call->dtype);
+    codec how = portable_codec(call, world_size);
     uint64_t n = (uint64_t)world_size, part = ((call->count + n - 1) / n + 255) / 256 * 256;
     for (uint64_t i = 0; i < call->count; i++) {
         const void *elements[COLLECTIVE_MAX_WORLD];
@@ -149,9 +156,9 @@ static inline void expect_merge(const rc_call *call, rc_algorithm algorithm, int
         for (int rank = 0; rank < world_size; rank++)
             elements[rank] = sources[rank] + i * elem;
         if (algorithm == RC_DOUBLING)
-            ref_doubling(&a, dst + i * elem, elements, wires);
+            expect_doubling(&how, world_size, dst + i * elem, elements, wires);
         else
-            ref_halving(&a, dst + i * elem, elements, wires, (int)(i / part));
+            expect_halving(&how, world_size, dst + i * elem, elements, wires, (int)(i / part));
     }
 }
 
@@ -168,9 +175,11 @@ static inline void expect_result(const rc_call *call, rc_algorithm algorithm, in
         expect_join(call, world_size, sources, dst);
         return;
     }
-    size_t elem = dtype_bytes(call->dtype);
+    size_t elem = rc_dtype_size(call->dtype);
     int reduces = collective_reduces(call->collective);
-    arithmetic a = {call->dtype, reduces ? call->op : RC_SUM, call->codec, world_size};
+    rc_call as_summed = *call;
+    as_summed.op = reduces ? call->op : RC_SUM;
+    codec how = portable_codec(&as_summed, world_size);
     for (uint64_t i = 0; has_result(call, rank) && i < result_count(call, world_size); i++) {
         uint64_t at, wire = 0;
         int first;
@@ -179,11 +188,11 @@ static inline void expect_result(const rc_call *call, rc_algorithm algorithm, in
             memcpy(dst + i * elem, sources[0] + at * elem, elem);
             continue;
         }
-        ref_encode(&a, &wire, sources[first] + at * elem);
+        codec_encode(&how, &wire, sources[first] + at * elem, 1);
         for (int k = 1; reduces && k < world_size; k++)
-            ref_reduce(&a, &wire, sources[(first + k) % world_size] + at * elem,
-                       k == world_size - 1);
-        ref_store(&a, dst + i * elem, &wire);
+            codec_reduce(&how, &wire, &wire, sources[(first + k) % world_size] + at * elem, 1,
+                         k == world_size - 1);
+        codec_store(&how, dst + i * elem, &wire, 1);
     }
 }
 

@@ -16,7 +16,7 @@
 #include "../../csrc/base/error.h"
 #include "check.h"
 #include "fds.h"
-#include "reference.h"
+#include "draw.h"
 #include "tcp_pair.h"
 
 enum { EPOCH = 9, MAX_LENGTH = 1 << 16, KEPT = 64, LONG_MS = 20000 };

@@ -2,7 +2,6 @@
 #ifndef RINGCOMM_TEST_QUANT_WORLD_H
 #define RINGCOMM_TEST_QUANT_WORLD_H
 
-#include "quant_reference.h"
 #include "world.h"
 
 static uint64_t seed = 88172645463325252u;
@@ -103,78 +102,79 @@ static inline int same(const float *got, const float *want, uint64_t n, const ch
     return i == n;
 }
 
-static inline void check_residuals(rc_feedback **feedback, const qref_world *ref)
+static inline void same_residuals(rc_feedback **ours, rc_feedback **theirs, int size)
 {
-    for (int rank = 0; rank < ref->size; rank++) {
-        uint64_t start, count, part_start, part_end;
-        const float *owner = rc_feedback_owner(feedback[rank], &start, &count);
-        qref_part_of(ref, rank, &part_start, &part_end);
-        same(rc_feedback_worker(feedback[rank]), ref->worker[rank], ref->count, "worker", rank);
-        if (ref->size > 2 && CHECK_EQ(count, part_end - part_start) && count > 0 &&
-            CHECK_EQ(start, part_start))
-            same(owner, ref->owner[rank] + start, count, "owner", rank);
+    for (int rank = 0; rank < size; rank++) {
+        uint64_t start, count, their_start, their_count;
+        const float *owner = rc_feedback_owner(ours[rank], &start, &count);
+        const float *their_owner = rc_feedback_owner(theirs[rank], &their_start, &their_count);
+        same(rc_feedback_worker(ours[rank]), rc_feedback_worker(theirs[rank]),
+             rc_feedback_count(ours[rank]), "worker", rank);
+        if (CHECK_EQ(count, their_count) && count > 0 && CHECK_EQ(start, their_start))
+            same(owner, their_owner, count, "owner", rank);
     }
 }
 
-/* What is reduced, and what the formulas say of it. */
-typedef struct formulas {
-    rc_feedback *feedback[WORLD_MAX]; /* NULL without */
-    tensors t;
-    qref_world ref;
-    float *want;
-} formulas;
-
-static inline formulas formulas_open(int size, uint64_t count, int with_feedback)
+/* A world with all that may make no difference to a bit: other segments, more lanes, and the
+ * portable kernels. */
+static inline world *other_world(int size)
 {
-    formulas f = {.t = make_tensors(size, count), .ref = qref_open(size, count, with_feedback)};
-    f.want = calloc(count + 1, sizeof *f.want);
-    if (with_feedback)
-        open_feedback(f.feedback, size, count);
-    return f;
+    return world_open((world_options){
+        .size = size, .lanes = 2, .segment_bytes = 16384, .kernels = kernels_at(0)->name});
 }
 
-static inline void formulas_close(formulas *f)
+/* What is reduced, and the same in another world. */
+typedef struct twins {
+    tensors t, other;
+    rc_feedback *feedback[WORLD_MAX], *other_feedback[WORLD_MAX]; /* NULL without */
+} twins;
+
+static inline twins twins_open(int size, uint64_t count, int with_feedback)
 {
-    close_feedback(f->feedback, f->t.size);
-    qref_close(&f->ref);
-    free(f->want);
-    free_tensors(&f->t);
+    twins both = {.t = make_tensors(size, count), .other = make_tensors(size, count)};
+    if (with_feedback) {
+        open_feedback(both.feedback, size, count);
+        open_feedback(both.other_feedback, size, count);
+    }
+    return both;
 }
 
-static inline void formulas_draw(formulas *f, rc_codec codec, rc_op op)
+static inline void twins_close(twins *both)
 {
-    draw_values(&f->t);
-    qref_allreduce(&f->ref, codec, op, f->t.src, f->want);
+    close_feedback(both->feedback, both->t.size);
+    close_feedback(both->other_feedback, both->t.size);
+    free_tensors(&both->t);
+    free_tensors(&both->other);
+}
+
+/* Draws the sources, and reduces them in the other world. */
+static inline void twins_draw(twins *both, world *other, rc_codec codec, rc_op op)
+{
+    draw_values(&both->t);
+    for (int rank = 0; rank < other->size && both->t.count > 0; rank++)
+        memcpy(both->other.src[rank], both->t.src[rank], both->t.count * sizeof(float));
+    run_step(other, &both->other, both->other_feedback, codec, op, 0);
 }
 
 /* One all-reduce of all ranks from src to dst; feedback: one for each, or NULL. */
 typedef void a_step(world *w, tensors *t, rc_feedback **feedback, rc_codec codec, rc_op op,
                     unsigned step);
 
-/* A few of them give what the formulas give. */
-static inline void hold_steps(world *w, uint64_t count, rc_codec codec, rc_op op, a_step *run,
-                              unsigned steps, int with_feedback)
+/* A few of them give what they give in another world. */
+static inline void hold_steps(world *w, world *other, uint64_t count, rc_codec codec, rc_op op,
+                              a_step *run, unsigned steps, int with_feedback)
 {
-    formulas f = formulas_open(w->size, count, with_feedback);
+    twins both = twins_open(w->size, count, with_feedback);
     for (unsigned step = 0; step < steps; step++) {
-        formulas_draw(&f, codec, op);
-        run(w, &f.t, with_feedback ? f.feedback : NULL, codec, op, step);
+        twins_draw(&both, other, codec, op);
+        run(w, &both.t, with_feedback ? both.feedback : NULL, codec, op, step);
         for (int rank = 0; rank < w->size; rank++)
-            if (!same(f.t.dst[rank], f.want, count, "result", rank))
+            if (!same(both.t.dst[rank], both.other.dst[0], count, "result", rank))
                 CHECK_NOTE("codec %d op %d world %d step %u\n", codec, op, w->size, step);
         if (with_feedback)
-            check_residuals(f.feedback, &f.ref);
+            same_residuals(both.feedback, both.other_feedback, w->size);
     }
-    formulas_close(&f);
-}
-
-/* The same with and without feedback. */
-static inline void hold_to_formulas(int size, uint64_t count, rc_codec codec, rc_op op, a_step *run)
-{
-    world *w = world_open((world_options){.size = size, .segment_bytes = 4096});
-    for (int with = 0; with <= 1; with++)
-        hold_steps(w, count, codec, op, run, 3, with);
-    world_close(w);
+    twins_close(&both);
 }
 
 #endif

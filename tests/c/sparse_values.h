@@ -7,7 +7,7 @@
 
 #include "../../csrc/include/ringcomm_sparse.h"
 #include "../../csrc/kernels/kernels.h"
-#include "reference.h"
+#include "draw.h"
 
 static const rc_sparse_format sparse_formats[] = {
     {16, 1, 1, RC_F32},      {16, 16, 1, RC_BF16},     {4096, 1, 64, RC_BF16},

@@ -1,6 +1,6 @@
-/* test_blocks.c - flights whose codec is one of blocks: what the GPU packs is what the formulas
- * say, as is what the core packs where there are residuals; faults are seen, and failures leave
- * nothing behind.
+/* test_blocks.c - flights whose codec is one of blocks: what the GPU packs is what a
+ * world of host tensors has, as is what the core packs where there are residuals; faults are seen,
+ * and failures leave nothing behind.
  */
 #include <stdio.h>
 
@@ -69,22 +69,24 @@ static int step(const flights *all, const tensors *t, rc_feedback **feedback, rc
 static void one_world(int size, uint64_t count, rc_codec codec, rc_op op)
 {
     flights *all = flights_open(size, "", ptx(), 1 << 20);
+    world *other = other_world(size);
     for (int with = 0; with <= 1; with++) {
-        formulas f = formulas_open(size, count, with);
+        twins both = twins_open(size, count, with);
         for (int i = 0; i < 4; i++) {
-            formulas_draw(&f, codec, op);
-            if (!step(all, &f.t, f.feedback, codec, op, f.want))
+            twins_draw(&both, other, codec, op);
+            if (!step(all, &both.t, both.feedback, codec, op, both.other.dst[0]))
                 CHECK_NOTE("codec %d op %d world %d step %d\n", codec, op, size, i);
             if (with)
-                check_residuals(f.feedback, &f.ref);
+                same_residuals(both.feedback, both.other_feedback, size);
         }
-        formulas_close(&f);
+        twins_close(&both);
     }
+    world_close(other);
     flights_close(all);
     gpu_expect_clean();
 }
 
-static void flights_give_what_the_formulas_say(void)
+static void flights_give_what_host_tensors_give(void)
 {
     for (int size = 2; size <= 4; size++)
         for (size_t c = 0; c < CHECK_COUNT(codecs); c++)
@@ -202,7 +204,7 @@ int main(void)
 {
     const check_test tests[] = {
         {"which flights it takes", which_flights_it_takes},
-        {"flights give what the formulas say", flights_give_what_the_formulas_say},
+        {"flights give what host tensors give", flights_give_what_host_tensors_give},
         {"faults are seen", faults_are_seen},
         {"failures leave nothing behind", failures_leave_nothing_behind},
     };

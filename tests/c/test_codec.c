@@ -1,9 +1,10 @@
-/* test_codec.c - encode, reduce, combine and store against reference.h: every dtype, op and codec,
- * averages over several world sizes, in place and out of place, on every kernel set of this CPU.
+/* test_codec.c - encode, reduce, combine and store on every kernel set of this CPU, in place and
+ * out of place, by every dtype, op and codec, averages over several world sizes: the bits of the
+ * portable set out of place, which tests/test_kernels.py holds to the formulas.
  */
 #include "../../csrc/codec/codec.h"
 #include "check.h"
-#include "reference.h"
+#include "draw.h"
 
 enum { MOST = 3000, GUARD = 8, GUARD_BYTE = 0xc3 };
 
@@ -11,8 +12,9 @@ static const size_t sizes[] = {0, 1, 7, 255, 1023, 1024, 1025, MOST}; /* 1024: c
 static const int worlds[] = {1, 2, 3, 8, 4096};
 
 typedef struct fixture {
-    arithmetic how;
-    codec codec;
+    rc_call call;
+    int world_size;
+    codec codec, portable;
     size_t n, elem, wire;
     uint8_t src[MOST * 8], first[MOST * 8]; /* two ranks' elements */
     uint8_t got[MOST * 8 + GUARD], want[MOST * 8 + GUARD];
@@ -32,15 +34,14 @@ static void check_results(const char *what)
 {
     if (!CHECK(memcmp(f.got, f.want, sizeof f.got) == 0))
         fprintf(stderr, "%s: dtype %d op %d codec %d world %d n %zu, kernels %s\n", what,
-                f.how.dtype, f.how.op, f.how.codec, f.how.world_size, f.n, f.codec.kernels->name);
+                f.call.dtype, f.call.op, f.call.codec, f.world_size, f.n, f.codec.kernels->name);
 }
 
 static void encode_matches(void)
 {
     clear_results();
     codec_encode(&f.codec, f.got, f.src, f.n);
-    for (size_t i = 0; i < f.n; i++)
-        ref_encode(&f.how, f.want + i * f.wire, f.src + i * f.elem);
+    codec_encode(&f.portable, f.want, f.src, f.n);
     check_results("encode");
     if (codec_sends_plain(&f.codec))
         CHECK(memcmp(f.want, f.src, f.n * f.elem) == 0);
@@ -50,11 +51,8 @@ static void reduce_matches(int last)
 {
     uint8_t wire[MOST * 8];
     clear_results();
-    for (size_t i = 0; i < f.n; i++)
-        ref_encode(&f.how, wire + i * f.wire, f.first + i * f.elem);
-    memcpy(f.want, wire, f.n * f.wire);
-    for (size_t i = 0; i < f.n; i++)
-        ref_reduce(&f.how, f.want + i * f.wire, f.src + i * f.elem, last);
+    codec_encode(&f.portable, wire, f.first, f.n);
+    codec_reduce(&f.portable, f.want, wire, f.src, f.n, last);
     codec_reduce(&f.codec, f.got, wire, f.src, f.n, last);
     check_results(last ? "last reduce" : "reduce");
     memcpy(f.got, wire, f.n * f.wire);
@@ -72,13 +70,9 @@ static void combine_matches(int last)
 {
     uint8_t a[MOST * 8], b[MOST * 8];
     clear_results();
-    for (size_t i = 0; i < f.n; i++) {
-        ref_encode(&f.how, a + i * f.wire, f.first + i * f.elem);
-        ref_encode(&f.how, b + i * f.wire, f.src + i * f.elem);
-    }
-    memcpy(f.want, a, f.n * f.wire);
-    for (size_t i = 0; i < f.n; i++)
-        ref_combine(&f.how, f.want + i * f.wire, b + i * f.wire, last);
+    codec_encode(&f.portable, a, f.first, f.n);
+    codec_encode(&f.portable, b, f.src, f.n);
+    codec_combine(&f.portable, f.want, a, b, f.n, last);
     codec_combine(&f.codec, f.got, a, b, f.n, last);
     check_results(last ? "last combine" : "combine");
     memcpy(f.got, a, f.n * f.wire);
@@ -89,14 +83,28 @@ static void combine_matches(int last)
     check_results("combine onto the second");
 }
 
+/* This rank's own contribution made from its tensor, whose place the result may take. */
+static void join_matches(void)
+{
+    uint8_t a[MOST * 8], b[MOST * 8];
+    const void *all[] = {a, b}, *others[] = {a, NULL};
+    clear_results();
+    codec_encode(&f.portable, a, f.first, f.n);
+    codec_encode(&f.portable, b, f.src, f.n);
+    codec_join(&f.portable, f.want, 0, all, 2, NULL, f.n);
+    codec_join(&f.codec, f.got, 0, others, 2, f.src, f.n);
+    check_results("join");
+    memcpy(f.got, f.src, f.n * f.elem);
+    codec_join(&f.codec, f.got, 0, others, 2, f.got, f.n);
+    check_results("join onto the source");
+}
+
 static void store_matches(void)
 {
     uint8_t wire[MOST * 8];
     clear_results();
-    for (size_t i = 0; i < f.n; i++) {
-        ref_encode(&f.how, wire + i * f.wire, f.src + i * f.elem);
-        ref_store(&f.how, f.want + i * f.elem, wire + i * f.wire);
-    }
+    codec_encode(&f.portable, wire, f.src, f.n);
+    codec_store(&f.portable, f.want, wire, f.n);
     codec_store(&f.codec, f.got, wire, f.n);
     check_results("store");
 }
@@ -105,12 +113,13 @@ static void one(const kernel_set *kernels, rc_dtype dtype, rc_op op, rc_codec id
 {
     for (size_t w = 0; w < CHECK_COUNT(worlds); w++)
         for (size_t s = 0; s < CHECK_COUNT(sizes); s++) {
-            rc_call call = {.dtype = dtype, .op = op, .codec = id};
-            codec_init(&f.codec, kernels, &call, worlds[w]);
-            f.how = (arithmetic){dtype, op, id, worlds[w]};
+            f.call = (rc_call){.dtype = dtype, .op = op, .codec = id};
+            f.world_size = worlds[w];
+            codec_init(&f.codec, kernels, &f.call, worlds[w]);
+            codec_init(&f.portable, kernels_at(0), &f.call, worlds[w]);
             f.n = sizes[s];
-            f.elem = dtype_bytes(dtype);
-            f.wire = wire_bytes_of(&f.how);
+            f.elem = rc_dtype_size(dtype);
+            f.wire = id != RC_CODEC_NONE ? 2 : f.elem;
             CHECK_EQ(f.codec.elem_bytes, f.elem);
             CHECK_EQ(f.codec.wire_bytes, f.wire);
             fill_random(f.src, dtype, f.n, &seed);
@@ -120,6 +129,7 @@ static void one(const kernel_set *kernels, rc_dtype dtype, rc_op op, rc_codec id
             reduce_matches(1);
             combine_matches(0);
             combine_matches(1);
+            join_matches();
             store_matches();
             if (op != RC_AVG && worlds[w] > 2)
                 break; /* only an average looks at the world size */
@@ -162,8 +172,9 @@ static void compression_takes_wide_floats_only(void)
 
 static void dtype_sizes(void)
 {
+    static const size_t bytes[RC_DTYPE_COUNT] = {2, 2, 4, 8, 1, 1, 4, 8};
     for (int dtype = 0; dtype < RC_DTYPE_COUNT; dtype++)
-        CHECK_EQ(rc_dtype_size((rc_dtype)dtype), dtype_bytes((rc_dtype)dtype));
+        CHECK_EQ(rc_dtype_size((rc_dtype)dtype), bytes[dtype]);
     CHECK_EQ(rc_dtype_size((rc_dtype)RC_DTYPE_COUNT), 0);
 }
 

@@ -5,7 +5,7 @@
 
 #include "../../csrc/plan/plan.h"
 #include "check.h"
-#include "reference.h"
+#include "draw.h"
 
 enum { MAX_WORLD = 33, BAG = 4 * MAX_WORLD * MAX_WORLD };
 

@@ -1,10 +1,10 @@
-/* test_quant.c - segments of few bits per element: the payload read by its specification, its size,
- * and sums and results in any kernel set.
+/* test_quant.c - segments of few bits per element in any kernel set: the bits of the portable one,
+ * which tests/test_kernels.py holds to the formulas; sums of what was decoded; and sizes.
  */
 #include "../../csrc/codec/quant.h"
 #include "../../csrc/plan/plan.h"
 #include "check.h"
-#include "quant_reference.h"
+#include "draw.h"
 
 enum { MOST_ELEMS = 3000, ROOM = 4 * MOST_ELEMS };
 
@@ -29,107 +29,75 @@ static quant quant_of(const kernel_set *kernels, rc_codec codec, rc_dtype dtype,
     return q;
 }
 
-/* ---- the payload, by docs/WIRE.md ---- */
+/* ---- segments ---- */
 
-static size_t scales_of(rc_codec codec, size_t n)
+/* What a residual is added to, all that comes of it, and nothing beyond its end. */
+static void one_segment(const kernel_set *kernels, rc_codec codec, size_t n)
 {
-    return (n + qref_block(codec) - 1) / qref_block(codec);
-}
-
-static size_t bytes_of(rc_codec codec, size_t n)
-{
-    size_t codes = n;
-    if (codec == RC_CODEC_INT4 || codec == RC_CODEC_ONEBIT)
-        codes = 32 * scales_of(codec, n);
-    return 2 * scales_of(codec, n) + codes;
-}
-
-static float element_of(rc_codec codec, const uint8_t *wire, size_t n, size_t i)
-{
-    size_t block = i / qref_block(codec), within = i % qref_block(codec);
-    const uint8_t *codes = wire + 2 * scales_of(codec, n);
-    float s = qref_float((uint32_t)(wire[2 * block] | wire[2 * block + 1] << 8) << 16);
-    int code;
-    switch (codec) {
-    case RC_CODEC_INT8: return (float)(int8_t)codes[i] * s;
-    case RC_CODEC_INT4:
-        code = codes[32 * block + within % 32] >> (within < 32 ? 0 : 4) & 15;
-        return (float)(code < 8 ? code : code - 16) * s;
-    case RC_CODEC_ONEBIT:
-        code = codes[32 * block + within / 8] >> within % 8 & 1;
-        return s == 0.0F ? 0.0F : code ? s : -s;
-    default: break;
-    }
-    int exponent = codes[i] >> 3 & 15, fraction = codes[i] & 7;
-    double value = exponent == 0 ? ldexp(fraction, -9) : ldexp(8 + fraction, exponent - 10);
-    return (float)(codes[i] & 128 ? -value : value) * s;
-}
-
-static void one_payload(const kernel_set *kernels, rc_codec codec, size_t n)
-{
-    static float x[MOST_ELEMS], residual[MOST_ELEMS], c[MOST_ELEMS], d[MOST_ELEMS];
-    static float left[MOST_ELEMS], want[MOST_ELEMS], got[MOST_ELEMS];
-    static uint8_t wire[ROOM + 1];
+    static float x[MOST_ELEMS], residual[MOST_ELEMS];
+    static float left[MOST_ELEMS], want_left[MOST_ELEMS], got[MOST_ELEMS], want[MOST_ELEMS];
+    static uint8_t wire[ROOM + 1], want_wire[ROOM];
     quant q = quant_of(kernels, codec, RC_F32, RC_SUM, n);
+    quant portable = quant_of(kernels_at(0), codec, RC_F32, RC_SUM, n);
+    size_t bytes = quant_bytes(&q, n);
     int poisoned = 0;
     fill_random(x, RC_F32, n, &seed);
     fill_random(residual, RC_F32, n, &seed);
-    for (size_t i = 0; i < n; i++)
-        c[i] = x[i] + residual[i];
-    qref_round(codec, d, want, c, n);
-    wire[bytes_of(codec, n)] = 0x5a;
+    wire[bytes] = 0x5a;
     quant_encode(&q, wire, x, residual, left, n, &poisoned);
-    CHECK_EQ(wire[bytes_of(codec, n)], 0x5a);
-    CHECK_EQ(quant_bytes(&q, n), bytes_of(codec, n));
-    for (size_t i = 0; i < n; i++)
-        CHECK(element_of(codec, wire, n, i) == d[i]);
-    CHECK(memcmp(left, want, n * sizeof *left) == 0);
     quant_store(&q, got, wire, n, &poisoned);
-    CHECK(memcmp(got, d, n * sizeof *got) == 0);
+    quant_encode(&portable, want_wire, x, residual, want_left, n, &poisoned);
+    quant_store(&portable, want, want_wire, n, &poisoned);
+    CHECK_EQ(wire[bytes], 0x5a);
+    CHECK(memcmp(wire, want_wire, bytes) == 0);
+    CHECK(memcmp(left, want_left, n * sizeof *left) == 0);
+    CHECK(memcmp(got, want, n * sizeof *got) == 0);
+    for (size_t i = 0; i < n; i++)
+        CHECK(left[i] == x[i] + residual[i] - got[i]);
     CHECK_EQ(poisoned, 0);
 }
 
-static void payloads_are_as_specified(void)
+static void segments_are_the_portable_ones(void)
 {
-    each_kind(one_payload);
+    each_kind(one_segment);
 }
 
 /* ---- sums ---- */
 
 enum { RANKS = 3, OWN = 1 };
 
-/* Three contributions, the second one this rank's own and exact; result and residual of the owner.
- */
+/* Three contributions, the second one this rank's own and exact; result and residual of the owner,
+ * which are those of a tensor that is the sum. */
 static void one_join(const kernel_set *kernels, rc_codec codec, size_t n)
 {
     static float x[RANKS][MOST_ELEMS], d[RANKS][MOST_ELEMS], e[MOST_ELEMS], own[MOST_ELEMS];
-    static float sum[MOST_ELEMS], t[MOST_ELEMS], want[MOST_ELEMS], want_left[MOST_ELEMS];
+    static float sum[MOST_ELEMS], want[MOST_ELEMS], want_left[MOST_ELEMS];
     static float plain[MOST_ELEMS], got[MOST_ELEMS], left[MOST_ELEMS];
-    static uint8_t wire[RANKS][ROOM], out[ROOM];
+    static uint8_t wire[RANKS][ROOM], out[ROOM], want_out[ROOM];
     const void *wires[RANKS] = {wire[0], NULL, wire[2]};
     quant q = quant_of(kernels, codec, RC_F32, RC_AVG, n);
+    quant portable = quant_of(kernels_at(0), codec, RC_F32, RC_SUM, n);
     int poisoned = 0;
     fill_random(e, RC_F32, n, &seed);
     fill_random(own, RC_F32, n, &seed);
     for (int rank = 0; rank < RANKS; rank++) {
         fill_random(x[rank], RC_F32, n, &seed);
-        quant_encode(&q, wire[rank], x[rank], NULL, NULL, n, &poisoned);
-        qref_round(codec, d[rank], NULL, x[rank], n);
+        quant_encode(&portable, wire[rank], x[rank], NULL, NULL, n, &poisoned);
+        quant_store(&portable, d[rank], wire[rank], n, &poisoned);
     }
     for (size_t i = 0; i < n; i++) {
         sum[i] = d[0][i] + (x[OWN][i] + own[i]);
         sum[i] = (sum[i] + d[2][i]) * (1.0F / 3.0F);
-        t[i] = sum[i] + e[i];
     }
-    qref_round(codec, want, want_left, t, n);
+    quant_encode(&portable, want_out, sum, e, want_left, n, &poisoned);
+    quant_store(&portable, want, want_out, n, &poisoned);
     quant_terms terms = {.wires = wires, .count = RANKS, .src = x[OWN], .residual = own};
     quant_join(&q, plain, &terms, n, &poisoned);
     CHECK(memcmp(plain, sum, n * sizeof *sum) == 0);
     quant_join_encoded(&q, got, out, &terms, e, left, n, &poisoned);
     CHECK(memcmp(got, want, n * sizeof *want) == 0);
     CHECK(memcmp(left, want_left, n * sizeof *left) == 0);
-    for (size_t i = 0; i < n; i++)
-        CHECK(element_of(codec, out, n, i) == want[i]);
+    CHECK(memcmp(out, want_out, quant_bytes(&q, n)) == 0);
     CHECK_EQ(poisoned, 0);
 }
 
@@ -176,16 +144,16 @@ static void one_large_sum(const kernel_set *kernels, rc_codec codec, size_t n)
     const quant_terms terms = {.wires = both, .count = 2};
     quant q = quant_of(kernels, codec, RC_F32, RC_AVG, n);
     for (int rank = 0; rank < 2; rank++)
-        for (size_t i = 0; i < bytes_of(codec, n); i++)
+        for (size_t i = 0; i < quant_bytes(&q, n); i++)
             wire[rank][i] = (uint8_t)draw_below(&seed, 256);
     for (uint16_t scale = 0x7000; scale <= 0x7fc0 && n > 0; scale += 0x20) {
         int want = 0;
         for (int rank = 0; rank < 2; rank++) {
             uint16_t *scales = (uint16_t *)(void *)wire[rank];
-            for (size_t i = 0; i < scales_of(codec, n); i++)
+            size_t count = kernel_block_scales(q.format, n);
+            for (size_t i = 0; i < count; i++)
                 scales[i] = 0x3f80;
-            scales[draw_below(&seed, scales_of(codec, n))] =
-                (uint16_t)(scale | draw_below(&seed, 2) << 15);
+            scales[draw_below(&seed, count)] = (uint16_t)(scale | draw_below(&seed, 2) << 15);
         }
         quant_join(&q, got, &terms, n, &want);
         CHECK_EQ(quant_sum_is_poisoned(&q, &terms, n), want);
@@ -206,8 +174,8 @@ static void segments_fit(void)
             quant q = quant_of(kernels_find(NULL), codecs[c], RC_F32, RC_SUM, 1);
             size_t n = quant_segment(&q, bytes);
             CHECK(n > 0 && n % PLAN_ALIGN == 0);
-            CHECK(bytes_of(codecs[c], n) <= bytes);
-            CHECK(bytes_of(codecs[c], n + PLAN_ALIGN) > bytes);
+            CHECK(quant_bytes(&q, n) <= bytes);
+            CHECK(quant_bytes(&q, n + PLAN_ALIGN) > bytes);
         }
 }
 
@@ -229,7 +197,7 @@ static void finite_is_told_from_not(void)
 int main(void)
 {
     static const check_test tests[] = {
-        {"payloads_are_as_specified", payloads_are_as_specified},
+        {"segments_are_the_portable_ones", segments_are_the_portable_ones},
         {"joins_are_in_order_of_rank", joins_are_in_order_of_rank},
         {"poison_is_told", poison_is_told},
         {"a_sum_that_is_too_large_is_found", a_sum_that_is_too_large_is_found},

@@ -8,7 +8,7 @@
 
 #include "../../csrc/kernels/kernels.h"
 #include "check.h"
-#include "reference.h"
+#include "draw.h"
 
 enum { MOST = 700, GUARD = 64 };
 

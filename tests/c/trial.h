@@ -44,12 +44,12 @@ static inline rc_call trial_call(const trial *t, int rank)
 
 static inline size_t trial_src_bytes(const trial *t)
 {
-    return source_count(&t->call, t->world_size) * dtype_bytes(t->call.dtype);
+    return source_count(&t->call, t->world_size) * rc_dtype_size(t->call.dtype);
 }
 
 static inline size_t trial_dst_bytes(const trial *t)
 {
-    return result_count(&t->call, t->world_size) * dtype_bytes(t->call.dtype);
+    return result_count(&t->call, t->world_size) * rc_dtype_size(t->call.dtype);
 }
 
 /* Random sources, and the results they must lead to. */
@@ -62,7 +62,7 @@ static inline void trial_open(trial *t, uint64_t *seed)
         t->dst[rank] = malloc(out + TRIAL_GUARD);
         t->want[rank] = malloc(out + TRIAL_GUARD);
         memset(t->src[rank], 0x77, in + TRIAL_GUARD);
-        fill_random(t->src[rank], t->call.dtype, in / dtype_bytes(t->call.dtype), seed);
+        fill_random(t->src[rank], t->call.dtype, in / rc_dtype_size(t->call.dtype), seed);
         memcpy(t->before[rank], t->src[rank], in + TRIAL_GUARD);
         memset(t->dst[rank], 0x55, out + TRIAL_GUARD);
         if (t->in_place)

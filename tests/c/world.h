@@ -38,8 +38,9 @@ typedef struct world_options {
     int rails;   /* 0: 1 */
     int engines; /* 0: one for all ranks */
     int tcp;
-    int memory; /* all ranks of a host share some */
-    int hosts;  /* with as many ranks each, in succession; 0: 1. If more, by RC_AUTO */
+    int memory;          /* all ranks of a host share some */
+    int hosts;           /* with as many ranks each, in succession; 0: 1. If more, by RC_AUTO */
+    const char *kernels; /* NULL: the fastest */
     uint32_t spin_us;
     uint32_t threads;       /* 2: a sender, which takes frames of any size in any work */
     rc_algorithm algorithm; /* RC_AUTO: the ring */
@@ -129,7 +130,7 @@ static inline world *world_open(world_options options)
     for (int rank = 0; rank < w->size; rank++) {
         rc_comm_config config = world_config(&options, rank);
         if (rank == 0 || options.engines)
-            CHECK_EQ(rc_engine_create(&w->engines[rank], NULL), RC_OK);
+            CHECK_EQ(rc_engine_create(&w->engines[rank], options.kernels), RC_OK);
         else
             w->engines[rank] = w->engines[0];
         CHECK_EQ(rc_comm_create(&w->comms[rank], w->engines[rank], &config), RC_OK);
