@@ -30,6 +30,8 @@ KINDS = (
     "any",  # of all exponents
     "ties",  # halves of the steps of a scale of 1
     "edges",  # the largest next to where the scale changes
+    "halfway",  # of one size, between two of bfloat16
+    "lanes",  # small ones that a sum loses unless it has lanes, with a mean next to halfway
     "broken",  # a few infinities and NaNs
 )
 LENGTHS = (0, 1, 31, 64, 65, 255, 256, 257, 868, 1025)
@@ -114,12 +116,18 @@ def values(kind: str, codec: str, n: int, salt: int = 0) -> Array:
         x = of_exponents(rng, n, 50, 70)
     elif kind == "large":
         x = np.where(pick < 0.95, of_exponents(rng, n, 180, 190), of_exponents(rng, n, 250, 254))
+        x[pick > 0.998] = np.finfo(np.float32).max  # its scale is a bit too large for it
     elif kind == "any":
         x = of_exponents(rng, n, 0, 254)
     elif kind == "ties":
         x = np.where(pick < 0.02, limit, rng.integers(-2 * limit, 2 * limit + 1, n) / 2)
     elif kind == "edges":
         x = edges(rng, codec, n)
+    elif kind == "halfway":
+        x = np.where(pick < 0.5, 1, -1) * (257 + 2 * ((np.arange(n) // 256 + n) % 128)) / 256
+    elif kind == "lanes":
+        at = np.arange(n) % 256
+        x = np.select([at == 0, at < 32], [39.0, 0.75 * 2.0**-19])
     elif kind == "broken":
         bad = rng.choice([np.inf, -np.inf, np.nan], n)
         x = np.where(pick < 0.995, of_exponents(rng, n, 100, 130), bad)
