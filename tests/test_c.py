@@ -102,8 +102,8 @@ def test_c(sanitizer: str, least: int, beside: Done, tmp_path: Path) -> None:
 @pytest.mark.slow
 @suite(*ARM, *((f"RUNNER={EMULATOR}", "run") if EMULATOR else ("all",)))
 def test_another_architecture(beside: Done) -> None:
-    """ARM: the whole core compiles without a warning, and what the NEON kernels and the CRC give is
-    what the reference does, in an emulator."""
+    """ARM: the whole core compiles without a warning, and in an emulator the NEON kernels have the
+    bits of the portable ones, and the CRC those of its definition."""
     require("make", "flock", COMPILER)
     assert beside.code == 0, beside.output[-8000:]
     if EMULATOR is None:

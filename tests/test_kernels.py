@@ -19,7 +19,6 @@ from quantised_reference import BLOCK, CODECS, LEVELS, Encoded, encode, left_of,
 from reference import NUMPY, OPS, Array, Wire
 
 ffi = declared("include/ringcomm.h", "kernels/kernels.h", "codec/quant.h", "codec/codec.h")
-FLOATS = ("f16", "bf16", "f32", "f64")
 KINDS = (
     "ordinary",
     "sparse",
@@ -27,6 +26,7 @@ KINDS = (
     "tiny",  # subnormal, or with a scale that is or nearly is
     "small",  # with squares that are subnormal
     "large",  # up to the largest float, with sums of squares that overflow
+    "heavy",  # whose sums are infinite
     "any",  # of all exponents
     "ties",  # halves of the steps of a scale of 1
     "edges",  # the largest next to where the scale changes
@@ -117,6 +117,8 @@ def values(kind: str, codec: str, n: int, salt: int = 0) -> Array:
     elif kind == "large":
         x = np.where(pick < 0.95, of_exponents(rng, n, 180, 190), of_exponents(rng, n, 250, 254))
         x[pick > 0.998] = np.finfo(np.float32).max  # its scale is a bit too large for it
+    elif kind == "heavy":
+        x = np.where(pick < 0.5, 0, 1.3e38)
     elif kind == "any":
         x = of_exponents(rng, n, 0, 254)
     elif kind == "ties":
