@@ -7,7 +7,7 @@ What is made in FOLDER stands in for sys.executable, in the program as well: ran
 are forks, too. A program has the arguments, environment, folder, stdin to stderr and namespaces of
 the process that asks for it, which passes signals on and ends as the program does. What needs an
 interpreter of its own is given one: options other than -c, -m and -u, LD_PRELOAD, workers of
-multiprocessing. As a script: the server, `warm_python.py FOLDER`.
+multiprocessing, ranks of an MPI launcher. As a script: the server, `warm_python.py FOLDER`.
 
 Invariants: the server starts no thread; a program does not outlive the process that asked for it.
 """
@@ -28,7 +28,7 @@ from typing import Any
 MODULES = ("torch", "torch._dynamo", "torch.distributed.pipelining", "ringcomm.torch")
 NAMESPACES = ("mnt", "net", "uts")
 _MAX_ORDER = 1 << 17
-_START_S = 60.0  # until the server listens
+_START_S = 600.0  # until the server listens, on a busy machine
 
 
 def write(folder: Path) -> Path:
@@ -39,22 +39,28 @@ def write(folder: Path) -> Path:
         "import sys\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "import warm_python\n"
-        f"warm_python.ask({str(folder / 'socket')!r})\n"
+        f"warm_python.ask({str(folder)!r})\n"
     )
     path.chmod(0o755)
     return path
 
 
+def _address(folder: str) -> str:
+    """Of the server: short, as addresses must be, however deep the folder lies."""
+    return f"/proc/self/fd/{os.open(folder, os.O_PATH)}/socket"
+
+
 # ---- the process that asks ----
 
 
-def ask(server: str) -> None:
+def ask(folder: str) -> None:
     """Has this command line run by the server, and ends as that does."""
     first = sys.argv[1][:2] if sys.argv[1:] else "-"
     its_own = first[:1] == "-" and first not in ("-c", "-m", "-u")
-    if its_own or "LD_PRELOAD" in os.environ or "--multiprocessing-fork" in sys.argv:
+    inherits = any(name.startswith(("LD_PRELOAD", "PMI", "OMPI_")) for name in os.environ)
+    if its_own or inherits or "--multiprocessing-fork" in sys.argv:
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-    link = _connected(server)
+    link = _connected(_address(folder))
     namespaces = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in NAMESPACES]
     order = {
         "python": sys.argv[0],
@@ -64,8 +70,13 @@ def ask(server: str) -> None:
     }
     socket.send_fds(link, [json.dumps(order).encode()], [0, 1, 2, *namespaces])
     pid = int(link.recv(64))
+
+    def pass_on(number: int, _: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda number, _: os.kill(pid, number))
+        signal.signal(number, pass_on)
     code = int(link.recv(64) or 1)
     if code < 0:
         if -code != signal.SIGKILL:
@@ -74,12 +85,12 @@ def ask(server: str) -> None:
     sys.exit(code)
 
 
-def _connected(server: str) -> socket.socket:
+def _connected(address: str) -> socket.socket:
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     give_up = time.monotonic() + _START_S
     while True:
         try:
-            link.connect(server)
+            link.connect(address)
             return link
         except OSError:
             if time.monotonic() > give_up:
@@ -202,7 +213,7 @@ def main() -> None:
     import importlib.util
 
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(f"{sys.argv[1]}/socket")
+    listener.bind(_address(sys.argv[1]))
     listener.listen(128)
     if importlib.util.find_spec("torch") is not None:
         for name in MODULES:
