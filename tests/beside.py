@@ -11,9 +11,9 @@ conftest.py puts these tests last and starts what the chosen ones name when the 
 Commands run one after the other in each lane, and lanes at once: the C suites, marked lane="c", are
 one, for they build in one folder, and all others the other. A lane that is through takes what the
 other has last. They run in the repository's root, in a process of their own (this file as a
-script), of low priority so that tests that measure time do not feel them; a command that two tests
-name runs once. "{folder}" in a command is a folder of its own, which the test finds as
-beside.folder; "{python}" a Python that has imported PyTorch already (warm_python.py).
+script); a command that two tests name runs once. "{folder}" in a command is a folder of its own,
+which the test finds as beside.folder; "{python}" a Python that has imported PyTorch already
+(warm_python.py).
 
 Invariants: whatever becomes of pytest, nothing that a command started outlives it; a command whose
 test is not chosen is not run.
@@ -40,7 +40,6 @@ from typing import IO
 import warm_python
 
 ROOT = Path(__file__).resolve().parent.parent
-NICE = 10
 APART = (
     "test_convergence.py",
     "test_results_hybrid.py",
@@ -105,10 +104,8 @@ class Beside:
         self._process.stdin.flush()
 
     def result(self, command: Sequence[str]) -> Done:
-        """Waits until this command has ended. Whoever waits has nothing else to do, so from now on
-        the commands are as important as anything, where sessions have a priority to give back."""
+        """Waits until this command has ended."""
         own = self._folders[tuple(command)]
-        set_session_priority(self._process.pid, 0)
         while not (own / "code").exists():
             assert self._process.poll() is None, "what runs commands beside the tests is gone"
             time.sleep(0.05)
@@ -187,17 +184,9 @@ def end_all() -> None:
         time.sleep(0.02)
 
 
-def set_session_priority(pid: int, nice: int) -> None:
-    """Where the kernel shares its time among sessions first; within them os.nice counts."""
-    with contextlib.suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
-
-
 if __name__ == "__main__":
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    os.nice(NICE)
-    set_session_priority(os.getpid(), NICE)
     try:
         run_all(json.loads(sys.stdin.buffer.readline()), sys.stdin.buffer)
     finally:
