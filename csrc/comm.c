@@ -60,7 +60,7 @@ static rc_work *first_that(const rc_comm *c, int (*does)(const rc_work *w))
 
 /* Advances shared memory, one work that sends bit by bit, and one copy: between two steps of a
  * work, others get their turn. */
-static int pump(engine_member *member)
+static int pump_works(engine_member *member)
 {
     rc_comm *c = (rc_comm *)member;
     int busy = comm_pump_shared(member);
@@ -138,7 +138,7 @@ static void start_late(rc_comm *c, rc_work *w)
     work_release(w);
 }
 
-static void start(rc_comm *c, rc_work *w)
+static void start_work(rc_comm *c, rc_work *w)
 {
     if (c->state != COMM_RUNNING || c->leaving) {
         finish(c, w, c->error.code);
@@ -167,7 +167,7 @@ static void drain(engine_member *member)
     while (list != NULL) {
         rc_work *w = list;
         list = w->next;
-        start(c, w);
+        start_work(c, w);
     }
 }
 
@@ -362,7 +362,7 @@ static rc_result make_links(rc_comm *c)
     return RC_OK;
 }
 
-static void destroy(rc_comm *c)
+static void destroy_comm(rc_comm *c)
 {
     for (int rank = 0; c->link_storage != NULL && rank < c->env.world_size; rank++) {
         peer_link *ln = &c->link_storage[rank];
@@ -395,7 +395,7 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
     c->config = *config;
     c->member = (engine_member){.drain = drain,
                                 .tick = comm_tick,
-                                .pump = pump,
+                                .pump = pump_works,
                                 .stirred = comm_shared_stirred,
                                 .doze = comm_doze_shared};
     c->env = (work_env){.engine = engine,
@@ -415,7 +415,7 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
     c->ports.source.fd = -1;
     error_clear(&c->error);
     if (make_links(c) != RC_OK) {
-        destroy(c);
+        destroy_comm(c);
         return RC_NO_MEMORY;
     }
     engine_lock(engine);
@@ -504,7 +504,7 @@ static void close_lanes(rc_comm *c)
 
 /* Leaves the group. Returns RC_OK once all data sent has reached the peers' hosts, else RC_AGAIN.
  * Under the lock. */
-static rc_result leave(rc_comm *c, int timeout_ms)
+static rc_result leave_group(rc_comm *c, int timeout_ms)
 {
     enum { LOOK_EVERY_MS = 1 };
     drain(&c->member);
@@ -524,7 +524,7 @@ static rc_result leave(rc_comm *c, int timeout_ms)
 rc_result comm_leave(rc_comm *c, int timeout_ms)
 {
     engine_lock(c->engine);
-    rc_result result = leave(c, timeout_ms);
+    rc_result result = leave_group(c, timeout_ms);
     engine_unlock(c->engine);
     return result;
 }
@@ -532,7 +532,7 @@ rc_result comm_leave(rc_comm *c, int timeout_ms)
 rc_result comm_close(rc_comm *c, int timeout_ms)
 {
     engine_lock(c->engine);
-    rc_result result = leave(c, timeout_ms);
+    rc_result result = leave_group(c, timeout_ms);
     if (c->state == COMM_RUNNING)
         comm_unexpected_drop(c);
     close_lanes(c);
@@ -553,5 +553,5 @@ void comm_free(rc_comm *c)
     engine_leave(c->engine, &c->member);
     engine_quiesce(c->engine);
     engine_unlock(c->engine);
-    destroy(c);
+    destroy_comm(c);
 }

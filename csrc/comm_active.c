@@ -24,7 +24,7 @@ static void enter(rc_work *w, keyed_queues *index, uint64_t key)
     keyed_push(index, &w->by_name, key);
 }
 
-static void leave(rc_work *w)
+static void remove_from_index(rc_work *w)
 {
     if (w->index != NULL)
         keyed_remove(w->index, &w->by_name);
@@ -53,7 +53,7 @@ void comm_active_add(rc_comm *c, rc_work *w)
 
 void comm_active_rename(rc_comm *c, rc_work *w)
 {
-    leave(w);
+    remove_from_index(w);
     enter(w, &c->env.links[w->call.root]->receives, w->seq);
 }
 
@@ -69,7 +69,7 @@ void comm_active_remove(rc_comm *c, rc_work *w)
         c->active_tail = w->prev;
     c->engine->active--;
     c->engine->lengthy -= w->lengthy;
-    leave(w);
+    remove_from_index(w);
     list_remove(&c->pumped, &w->pumped);
     comm_announce_forget(c, w);
 }

@@ -21,7 +21,7 @@ static int is_p2p(const frame_header *h)
 }
 
 /* Returns 1 if the collective, or the receive, of this frame has been called here. */
-static int is_called(const rc_comm *c, const peer_link *ln, const frame_header *h)
+static int is_called_here(const rc_comm *c, const peer_link *ln, const frame_header *h)
 {
     if (!is_p2p(h))
         return h->seq < c->called;
@@ -29,7 +29,7 @@ static int is_called(const rc_comm *c, const peer_link *ln, const frame_header *
     return started != NULL && tags_number(h->seq) < started->receives;
 }
 
-static rc_result mismatch(rc_comm *c, const frame_header *h, int from, uint64_t ours)
+static rc_result fail_mismatch(rc_comm *c, const frame_header *h, int from, uint64_t ours)
 {
     char here[FINGERPRINT_TEXT], there[FINGERPRINT_TEXT], what[40] = "collective";
     const char *advice = is_p2p(h) ? "" : "; " FINGERPRINT_ADVICE;
@@ -51,13 +51,13 @@ static rc_result check_history(rc_comm *c, const frame_header *h, int from)
     if (is_p2p(h) || c->called - h->seq > COMM_HISTORY)
         return RC_OK;
     uint64_t ours = c->history[h->seq % COMM_HISTORY];
-    return fingerprint_matches(ours, h->fingerprint) ? RC_OK : mismatch(c, h, from, ours);
+    return fingerprint_matches(ours, h->fingerprint) ? RC_OK : fail_mismatch(c, h, from, ours);
 }
 
 rc_result comm_check_work(rc_comm *c, const rc_work *w, const frame_header *h, int from)
 {
     int is_same = fingerprint_matches(w->fingerprint, h->fingerprint);
-    return is_same ? RC_OK : mismatch(c, h, from, w->fingerprint);
+    return is_same ? RC_OK : fail_mismatch(c, h, from, w->fingerprint);
 }
 
 /* ---- frames for a work ---- */
@@ -116,13 +116,13 @@ static rc_result no_such_work(rc_comm *c, const peer_link *ln, const frame_heade
                           (unsigned long long)h->seq);
 }
 
-static rc_result begin(lane *l, const frame_header *h, rx_place *place)
+static rc_result begin_receive(lane *l, const frame_header *h, rx_place *place)
 {
     rc_comm *c = comm_of(l);
     peer_link *ln = l->link;
     if (c->state != COMM_RUNNING)
         return RC_ABORTED;
-    if (!is_called(c, ln, h) && !comm_match(c, ln, h))
+    if (!is_called_here(c, ln, h) && !comm_match(c, ln, h))
         return comm_unexpected_begin(c, ln, h, place);
     rc_work *w = comm_active_find(c, h, ln->peer);
     if (w == NULL)
@@ -139,7 +139,7 @@ static rc_result begin(lane *l, const frame_header *h, rx_place *place)
 static rc_result settle_early(rc_comm *c, peer_link *ln, const frame_header *h,
                               const uint8_t *payload)
 {
-    if (!is_called(c, ln, h) && !comm_match(c, ln, h))
+    if (!is_called_here(c, ln, h) && !comm_match(c, ln, h))
         return comm_unexpected_keep(c, ln, h, payload);
     rc_work *w = comm_active_find(c, h, ln->peer);
     if (w == NULL)
@@ -184,7 +184,7 @@ static rc_result end_call(rc_comm *c, peer_link *ln, const frame_header *h)
         return RC_ABORTED;
     if (is_p2p(h))
         return RC_OK; /* the receiver compares fingerprints when the send's data comes */
-    if (!is_called(c, ln, h))
+    if (!is_called_here(c, ln, h))
         return comm_unexpected_keep(c, ln, h, NULL);
     rc_work *w = comm_active_find(c, h, ln->peer);
     return w != NULL ? comm_check_work(c, w, h, ln->peer) : check_history(c, h, ln->peer);
@@ -259,7 +259,7 @@ static void tell_rate(rc_comm *c, const lane *l)
         comm_send_control(c, l->link, FRAME_HEARTBEAT, c->called, 0, 0, l->index);
 }
 
-static rc_result end(lane *l, const frame_header *h, rx_place *place)
+static rc_result end_receive(lane *l, const frame_header *h, rx_place *place)
 {
     rc_comm *c = comm_of(l);
     peer_link *ln = l->link;
@@ -329,7 +329,7 @@ static void dead(lane *l)
 }
 
 const lane_handler comm_lane_handler = {
-    .begin = begin, .end = end, .sent = sent, .room = room, .dead = dead};
+    .begin = begin_receive, .end = end_receive, .sent = sent, .room = room, .dead = dead};
 
 /* ---- what is sent ---- */
 

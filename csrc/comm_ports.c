@@ -111,7 +111,7 @@ static void for_lanes(port_watch *w, int port, void (*each)(lane *l, const void 
     }
 }
 
-static void set_state(lane *l, const void *arg)
+static void set_port_state(lane *l, const void *arg)
 {
     l->health.port = *(const port_state *)arg;
 }
@@ -119,7 +119,7 @@ static void set_state(lane *l, const void *arg)
 static void link_changed(port_watch *w, int port, port_state state)
 {
     if (port > 0)
-        for_lanes(w, port, set_state, &state);
+        for_lanes(w, port, set_port_state, &state);
 }
 
 typedef struct address_news {

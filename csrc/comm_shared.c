@@ -157,7 +157,7 @@ static void ring(rc_comm *c)
 }
 
 /* Takes one step; returns 0 if nothing is left to do now. */
-static int pump(rc_comm *c, int *busy)
+static int advance_shared(rc_comm *c, int *busy)
 {
     if (c->shared.entering == NULL && c->waiting_head != NULL) {
         next_in_line(c);
@@ -182,7 +182,7 @@ int comm_pump_shared(engine_member *member)
 {
     rc_comm *c = (rc_comm *)member;
     int busy = 0;
-    while (c->state == COMM_RUNNING && pump(c, &busy))
+    while (c->state == COMM_RUNNING && advance_shared(c, &busy))
         continue;
     ring(c);
     c->member.pumped = c->shared.head != NULL || c->waiting_head != NULL;

@@ -287,7 +287,7 @@ FOLDING static uint32_t by_folding(uint32_t crc, const unsigned char *data, size
 
 /* ---- the choice ---- */
 
-static void prepare(void)
+static void prepare_methods(void)
 {
     make_slices();
     methods[method_count++] = by_tables;
@@ -310,18 +310,18 @@ static void prepare(void)
 
 uint32_t crc32c(uint32_t crc, const void *data, size_t n)
 {
-    pthread_once(&once, prepare);
+    pthread_once(&once, prepare_methods);
     return ~methods[method_count - 1](~crc, data, n);
 }
 
 int crc32c_methods(void)
 {
-    pthread_once(&once, prepare);
+    pthread_once(&once, prepare_methods);
     return method_count;
 }
 
 uint32_t crc32c_by(int method, uint32_t crc, const void *data, size_t n)
 {
-    pthread_once(&once, prepare);
+    pthread_once(&once, prepare_methods);
     return ~methods[method](~crc, data, n);
 }

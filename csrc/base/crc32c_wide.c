@@ -115,7 +115,7 @@ WIDE static inline __m512i everywhere(const factors *f)
     return _mm512_broadcast_i32x4(_mm_set_epi64x((long long)f->second, (long long)f->first));
 }
 
-WIDE static inline __m512i fold(__m512i x, __m512i by, __m512i next)
+WIDE static inline __m512i fold_vector(__m512i x, __m512i by, __m512i next)
 {
     const __m512i first = _mm512_clmulepi64_epi128(x, by, 0x00);
     const __m512i second = _mm512_clmulepi64_epi128(x, by, 0x11);
@@ -123,7 +123,7 @@ WIDE static inline __m512i fold(__m512i x, __m512i by, __m512i next)
 }
 
 /* Loads the first vector of the data, with the register of the bytes before it added. */
-WIDE static inline __m512i begin(uint32_t crc, const unsigned char *data)
+WIDE static inline __m512i load_first(uint32_t crc, const unsigned char *data)
 {
     return _mm512_xor_si512(
         load(data), _mm512_inserti32x4(_mm512_setzero_si512(), _mm_cvtsi32_si128((int)crc), 0));
@@ -145,7 +145,7 @@ WIDE static uint32_t folded_beside_words(uint32_t crc, const unsigned char *data
     const unsigned char *block = data + FOLDED, *next = more ? data + LONG : data;
     uint64_t a = 0, b = 0, c = 0;
     __m512i x[TURN_VECTORS];
-    x[0] = begin(crc, data);
+    x[0] = load_first(crc, data);
 #pragma GCC unroll 4 /* or the vectors would live in memory */
     for (int k = 1; k < TURN_VECTORS; k++)
         x[k] = load(data + VECTOR * k);
@@ -154,7 +154,7 @@ WIDE static uint32_t folded_beside_words(uint32_t crc, const unsigned char *data
         if (turn < TURNS - 1) {
 #pragma GCC unroll 4
             for (int k = 0; k < TURN_VECTORS; k++)
-                x[k] = fold(x[k], by, load(data + VECTOR * k));
+                x[k] = fold_vector(x[k], by, load(data + VECTOR * k));
         }
 #pragma GCC unroll 5
         for (int w = 0; w < TURN_WORDS; w++, block += 8) {
@@ -168,7 +168,7 @@ WIDE static uint32_t folded_beside_words(uint32_t crc, const unsigned char *data
     }
 #pragma GCC unroll 4
     for (int k = 1; k < TURN_VECTORS; k++)
-        x[k] = fold(x[k - 1], by_one, x[k]);
+        x[k] = fold_vector(x[k - 1], by_one, x[k]);
     return append_blocks(remainder_of(x[TURN_VECTORS - 1]), a, b, c);
 }
 
@@ -180,7 +180,7 @@ WIDE static inline __m512i fold_strides(uint32_t crc, const unsigned char *data,
 {
     const __m512i by = everywhere(&by_stride), by_one = everywhere(&by_vector);
     __m512i x[STRIDE_VECTORS];
-    x[0] = begin(crc, data);
+    x[0] = load_first(crc, data);
 #pragma GCC unroll 8
     for (int k = 1; k < STRIDE_VECTORS; k++)
         x[k] = load(data + VECTOR * k);
@@ -188,11 +188,11 @@ WIDE static inline __m512i fold_strides(uint32_t crc, const unsigned char *data,
         data += STRIDE;
 #pragma GCC unroll 8
         for (int k = 0; k < STRIDE_VECTORS; k++)
-            x[k] = fold(x[k], by, load(data + VECTOR * k));
+            x[k] = fold_vector(x[k], by, load(data + VECTOR * k));
     }
 #pragma GCC unroll 8
     for (int k = 1; k < STRIDE_VECTORS; k++)
-        x[k] = fold(x[k - 1], by_one, x[k]);
+        x[k] = fold_vector(x[k - 1], by_one, x[k]);
     return x[STRIDE_VECTORS - 1];
 }
 
@@ -202,10 +202,10 @@ WIDE static uint32_t folded(uint32_t crc, const unsigned char *data, size_t n)
         return by_words(crc, data, n);
     const __m512i by = everywhere(&by_vector);
     const size_t strides = n / STRIDE;
-    __m512i x = strides > 0 ? fold_strides(crc, data, strides) : begin(crc, data);
+    __m512i x = strides > 0 ? fold_strides(crc, data, strides) : load_first(crc, data);
     size_t done = strides > 0 ? strides * STRIDE : VECTOR;
     for (; n - done >= VECTOR; done += VECTOR)
-        x = fold(x, by, load(data + done));
+        x = fold_vector(x, by, load(data + done));
     return by_words(remainder_of(x), data + done, n - done);
 }
 

@@ -18,7 +18,7 @@ static keyed_entry **bucket_at(keyed_queues *t, uint64_t key)
 }
 
 /* Returns where the first of a key's queue is chained, or would be. */
-static keyed_entry **place_of(keyed_queues *t, uint64_t key)
+static keyed_entry **chain_place(keyed_queues *t, uint64_t key)
 {
     keyed_entry **place = bucket_at(t, key);
     while (*place != NULL && (*place)->key != key) {
@@ -39,7 +39,7 @@ static void move_bucket(keyed_entry *first, keyed_queues *to)
     }
 }
 
-static void grow(keyed_queues *t)
+static void grow_buckets(keyed_queues *t)
 {
     keyed_queues larger = *t;
     larger.capacity = t->capacity ? 2 * t->capacity : FIRST_CAPACITY;
@@ -58,8 +58,8 @@ static void grow(keyed_queues *t)
 void keyed_push(keyed_queues *t, keyed_entry *entry, uint64_t key)
 {
     if (t->queues >= t->capacity)
-        grow(t);
-    keyed_entry **place = place_of(t, key), *first = *place;
+        grow_buckets(t);
+    keyed_entry **place = chain_place(t, key), *first = *place;
     *entry = (keyed_entry){.key = key, .last = entry};
     if (first != NULL) {
         first->last->next = entry;
@@ -73,7 +73,7 @@ void keyed_push(keyed_queues *t, keyed_entry *entry, uint64_t key)
 
 keyed_entry *keyed_first(keyed_queues *t, uint64_t key)
 {
-    return t->queues == 0 ? NULL : *place_of(t, key);
+    return t->queues == 0 ? NULL : *chain_place(t, key);
 }
 
 static keyed_entry *pop_at(keyed_queues *t, keyed_entry **place)
@@ -94,13 +94,13 @@ keyed_entry *keyed_pop(keyed_queues *t, uint64_t key)
 {
     if (t->queues == 0)
         return NULL;
-    keyed_entry **place = place_of(t, key);
+    keyed_entry **place = chain_place(t, key);
     return *place == NULL ? NULL : pop_at(t, place);
 }
 
 void keyed_remove(keyed_queues *t, keyed_entry *entry)
 {
-    keyed_entry **place = place_of(t, entry->key), *before = *place;
+    keyed_entry **place = chain_place(t, entry->key), *before = *place;
     if (before == entry) {
         pop_at(t, place);
         return;

@@ -12,7 +12,7 @@ void pool_init(pool *p, size_t bytes, int keep)
     *p = (pool){.bytes = bytes, .keep = keep};
 }
 
-static void release(pool_buffer *buffer)
+static void free_buffer(pool_buffer *buffer)
 {
     free(buffer->data);
     free(buffer);
@@ -23,12 +23,12 @@ void pool_destroy(pool *p)
     while (p->free != NULL) {
         pool_buffer *buffer = p->free;
         p->free = buffer->next;
-        release(buffer);
+        free_buffer(buffer);
     }
     p->idle = p->spare = 0;
 }
 
-static pool_buffer *make(size_t bytes)
+static pool_buffer *make_buffer(size_t bytes)
 {
     pool_buffer *buffer = malloc(sizeof *buffer);
     if (buffer == NULL)
@@ -49,7 +49,7 @@ pool_buffer *pool_take(pool *p)
         p->free = buffer->next;
         p->idle--;
         p->spare = p->idle < p->spare ? p->idle : p->spare;
-    } else if ((buffer = make(p->bytes)) == NULL) {
+    } else if ((buffer = make_buffer(p->bytes)) == NULL) {
         return NULL;
     }
     buffer->next = NULL;
@@ -70,7 +70,7 @@ void pool_return(pool *p, pool_buffer *buffer)
         return;
     p->taken--;
     if (p->idle >= p->keep) {
-        release(buffer);
+        free_buffer(buffer);
         return;
     }
     buffer->next = p->free;
@@ -99,7 +99,7 @@ int pool_trim(pool *p, int most)
         p->idle--;
         p->spare--;
         drop_pages(buffer, p->bytes);
-        release(buffer);
+        free_buffer(buffer);
     }
     if (p->spare > 0)
         return 1;

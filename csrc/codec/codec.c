@@ -93,7 +93,8 @@ int codec_sends_plain(const codec *c)
 }
 
 /* Returns n elements of src, at most BLOCK, as f32: in place, or widened into room. */
-static const float *as_f32(const codec *c, const void *src, size_t start, size_t n, float *room)
+static const float *block_as_f32(const codec *c, const void *src, size_t start, size_t n,
+                                 float *room)
 {
     if (c->dtype == RC_F32)
         return (const float *)src + start;
@@ -104,7 +105,7 @@ static const float *as_f32(const codec *c, const void *src, size_t start, size_t
     return room;
 }
 
-static size_t block_at(size_t start, size_t n)
+static size_t block_elems(size_t start, size_t n)
 {
     return n - start < BLOCK ? n - start : BLOCK;
 }
@@ -117,8 +118,8 @@ void codec_encode(const codec *c, void *wire, const void *src, size_t n)
     }
     float room[BLOCK];
     for (size_t start = 0; start < n; start += BLOCK) {
-        size_t count = block_at(start, n);
-        c->half->encode((uint16_t *)wire + start, as_f32(c, src, start, count, room), c->pre,
+        size_t count = block_elems(start, n);
+        c->half->encode((uint16_t *)wire + start, block_as_f32(c, src, start, count, room), c->pre,
                         count);
     }
 }
@@ -130,7 +131,7 @@ static void decode_contribution(const codec *c, float *x, const uint16_t *wire, 
 {
     uint16_t own[BLOCK];
     if (wire == NULL)
-        c->half->encode(own, as_f32(c, src, start, count, x), c->pre, count);
+        c->half->encode(own, block_as_f32(c, src, start, count, x), c->pre, count);
     c->half->decode(x, wire == NULL ? own : wire + start, count);
 }
 
@@ -149,7 +150,7 @@ static void reduce_widened(const codec *c, uint16_t *out, const uint16_t *wire, 
 {
     float x[BLOCK];
     for (size_t start = 0; start < n; start += BLOCK) {
-        size_t count = block_at(start, n);
+        size_t count = block_elems(start, n);
         decode_contribution(c, x, NULL, src, start, count);
         reduce_block(c, out + start, wire + start, x, count);
     }
@@ -168,9 +169,9 @@ static void reduce_half(const codec *c, uint16_t *out, const uint16_t *wire, con
     }
     float room[BLOCK];
     for (size_t start = 0; start < n; start += BLOCK) {
-        size_t count = block_at(start, n);
-        c->half->add(out + start, wire + start, as_f32(c, src, start, count, room), c->pre, post,
-                     count);
+        size_t count = block_elems(start, n);
+        c->half->add(out + start, wire + start, block_as_f32(c, src, start, count, room), c->pre,
+                     post, count);
     }
 }
 
@@ -219,7 +220,7 @@ static void combine_half(const codec *c, uint16_t *out, const uint16_t *first,
     }
     float room[BLOCK];
     for (size_t start = 0; start < n; start += BLOCK) {
-        size_t count = block_at(start, n);
+        size_t count = block_elems(start, n);
         c->half->decode(room, second + start, count);
         reduce_block(c, out + start, first + start, room, count);
     }
@@ -244,7 +245,7 @@ static void join_plain(const codec *c, uint8_t *out, const void *const wires[], 
 {
     double acc[BLOCK];
     for (size_t start = 0; start < n; start += BLOCK) {
-        size_t count = block_at(start, n), offset = start * c->elem_bytes;
+        size_t count = block_elems(start, n), offset = start * c->elem_bytes;
         const void *sum = (const uint8_t *)(wires[0] != NULL ? wires[0] : src) + offset;
         for (int rank = 1; rank < world_size; rank++) {
             const uint8_t *x = wires[rank] != NULL ? wires[rank] : src;
@@ -266,7 +267,7 @@ void codec_store(const codec *c, void *dst, const void *wire, size_t n)
     }
     float room[BLOCK];
     for (size_t start = 0; start < n; start += BLOCK) {
-        size_t count = block_at(start, n);
+        size_t count = block_elems(start, n);
         const uint16_t *from = (const uint16_t *)wire + start;
         if (c->dtype == RC_F32) {
             c->half->decode((float *)dst + start, from, count);
@@ -299,7 +300,7 @@ void codec_join(const codec *c, void *out, int encoded, const void *const wires[
     }
     float acc[BLOCK], x[BLOCK];
     for (size_t start = 0; start < n; start += BLOCK) {
-        size_t count = block_at(start, n);
+        size_t count = block_elems(start, n);
         decode_contribution(c, acc, wires[0], src, start, count);
         for (int rank = 1; rank < world_size; rank++) {
             decode_contribution(c, x, wires[rank], src, start, count);

@@ -67,7 +67,8 @@ static size_t piece_at(size_t start, size_t n)
 /* ---- elements ---- */
 
 /* Returns n elements of src as f32: in place, or rounded into room. */
-static const float *as_f32(const quant *q, const void *src, size_t start, size_t n, float *room)
+static const float *piece_as_f32(const quant *q, const void *src, size_t start, size_t n,
+                                 float *room)
 {
     if (q->dtype == RC_F32)
         return (const float *)src + start;
@@ -126,7 +127,7 @@ void quant_encode(const quant *q, uint8_t *wire, const void *src, const float *r
         size_t count = step < n - start ? step : n - start;
         coded to = coded_at(q, wire, n, start);
         *poisoned |= q->format->encode(to.scales, to.codes, left != NULL ? left + start : NULL,
-                                       as_f32(q, src, start, count, room), 1.0F,
+                                       piece_as_f32(q, src, start, count, room), 1.0F,
                                        from(residual, start), count, q->far);
     }
 }
@@ -145,7 +146,7 @@ static int take_term(const quant *q, float *acc, const quant_terms *t, int rank,
                          : format->add(acc, at.scales, at.codes, count);
     }
     float room[PIECE];
-    const float *own = as_f32(q, t->src, start, count, room);
+    const float *own = piece_as_f32(q, t->src, start, count, room);
     if (t->residual != NULL) {
         add(room, own, t->residual + start, count);
         own = room;

@@ -88,8 +88,8 @@ rc_result merge_start(rc_work *w)
 /* ---- merging ---- */
 
 /* out = this unit's value (or src) op what came, in the plan's order. */
-static void reduce(const rc_work *w, const piece *at, const turns_unit *unit, uint8_t *out,
-                   const uint8_t *came, int last)
+static void reduce_unit(const rc_work *w, const piece *at, const turns_unit *unit, uint8_t *out,
+                        const uint8_t *came, int last)
 {
     if (unit->value == NULL) {
         codec_reduce(&w->codec, out, came, work_src(w, at->chunk, at->segment), at->elems, last);
@@ -108,7 +108,7 @@ static rc_result finish_unit(rc_work *w, const piece *at, turns_unit *unit, pool
     int plain = codec_stores_plain(&w->codec);
     if (plain)
         out = dst;
-    reduce(w, at, unit, out, came->data, 1);
+    reduce_unit(w, at, unit, out, came->data, 1);
     pool_return(w->env->buffers, unit->value);
     unit->value = NULL;
     unit->over++;
@@ -123,12 +123,12 @@ static rc_result finish_unit(rc_work *w, const piece *at, turns_unit *unit, pool
 
 /* Takes a unit's next turn. A frame counts as received only here, or the work would be over with
  * the last frame to be sent while others still wait for their turn. */
-static rc_result take_turn(rc_work *w, const piece *at, turns_unit *unit, pool_buffer *came)
+static rc_result take_unit_turn(rc_work *w, const piece *at, turns_unit *unit, pool_buffer *came)
 {
     w->receives_left--;
     if (plan_is_owner(&w->plan, at->part) && unit->over + 1 == plan_turns(&w->plan, at->part))
         return finish_unit(w, at, unit, came);
-    reduce(w, at, unit, came->data, came->data, 0);
+    reduce_unit(w, at, unit, came->data, came->data, 0);
     pool_return(w->env->buffers, unit->value);
     unit->value = came;
     unit->over++;
@@ -141,7 +141,7 @@ rc_result merge_take(rc_work *w, const frame_header *h, pool_buffer *buffer)
     uint32_t number = unit_of(w, &at);
     turns_keep(&w->turns, number, plan_turn(&w->plan, h->chunk), buffer);
     while (w->env != NULL && (buffer = turns_next(&w->turns, number)) != NULL)
-        RC_TRY(take_turn(w, &at, &w->turns.of[number], buffer));
+        RC_TRY(take_unit_turn(w, &at, &w->turns.of[number], buffer));
     return RC_OK;
 }
 

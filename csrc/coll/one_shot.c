@@ -22,7 +22,7 @@ static rc_result keep_contribution(rc_work *w, uint32_t chunk, uint32_t segment,
     return RC_OK;
 }
 
-static rc_result start_segment(rc_work *w, uint32_t segment)
+static rc_result start_segment_to_all(rc_work *w, uint32_t segment)
 {
     const plan *p = &w->plan;
     uint32_t n = (uint32_t)p->world_size, first = (uint32_t)p->rank * n;
@@ -46,6 +46,6 @@ rc_result one_shot_start(rc_work *w)
 {
     uint32_t segments = plan_segments(&w->plan, (uint32_t)(w->plan.rank * w->plan.world_size));
     for (uint32_t segment = 0; segment < segments; segment++)
-        RC_TRY(start_segment(w, segment));
+        RC_TRY(start_segment_to_all(w, segment));
     return RC_OK;
 }

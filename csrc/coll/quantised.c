@@ -203,7 +203,7 @@ static uint32_t chunk_towards(const plan *p, int peer)
 }
 
 /* Returns 1 if a contribution to a peer's part is left to send, and few enough are under way. */
-static int may_leave(const rc_work *w, int peer)
+static int contribution_may_leave(const rc_work *w, int peer)
 {
     const outflow *to = &w->quantised->to[peer];
     uint32_t chunk = chunk_towards(&w->plan, peer);
@@ -213,7 +213,7 @@ static int may_leave(const rc_work *w, int peer)
 int quantised_may_go_on(const rc_work *w)
 {
     for (int peer = 0; peer < w->plan.world_size; peer++)
-        if (peer != w->plan.rank && may_leave(w, peer))
+        if (peer != w->plan.rank && contribution_may_leave(w, peer))
             return 1;
     return 0;
 }
@@ -236,7 +236,7 @@ rc_result quantised_go_on(rc_work *w)
     work_retain(w); /* the last frame or a failure may end it */
     q->going_on = 1;
     for (int distance = 1; distance < n && result == RC_OK && w->env != NULL; distance++)
-        if (may_leave(w, (rank + distance) % n))
+        if (contribution_may_leave(w, (rank + distance) % n))
             result = go_on_towards(w, (rank + distance) % n);
     q->going_on = 0;
     work_release(w);
@@ -362,7 +362,7 @@ rc_result quantised_encode(rc_work *w, out_frame *frame)
     return keep_own(w, chunk, segment, frame->buffer);
 }
 
-static rc_result store(rc_work *w, const frame_header *h, pool_buffer *buffer)
+static rc_result store_segment(rc_work *w, const frame_header *h, pool_buffer *buffer)
 {
     struct quantised *q = w->quantised;
     uint64_t elems = plan_segment_elems(&w->plan, h->chunk, h->segment);
@@ -393,7 +393,7 @@ static rc_result put_beside(rc_work *w, const frame_header *h, pool_buffer *buff
 rc_result quantised_end(rc_work *w, const frame_header *h, pool_buffer *buffer)
 {
     if (plan_action_at(&w->plan, h->chunk, h->step) == PLAN_STORE)
-        return store(w, h, buffer);
+        return store_segment(w, h, buffer);
     if (is_left_to_caller(w))
         return put_beside(w, h, buffer);
     if (!join_keep(&w->join, h->segment, plan_rank_at(&w->plan, h->chunk, 0), buffer))

@@ -113,8 +113,8 @@ static void contribute_lap(shared_memory *s, rc_work *w, uint64_t lap)
 
 /* Reports that another rank contributes to a different call. If that one belongs to an earlier or
  * later collective, one of the two ranks called the earlier one otherwise, over links. */
-static rc_result mismatch(const shared_memory *s, const rc_work *w, int rank, uint64_t seq,
-                          uint64_t fingerprint, rc_error *error)
+static rc_result report_mismatch(const shared_memory *s, const rc_work *w, int rank, uint64_t seq,
+                                 uint64_t fingerprint, rc_error *error)
 {
     char here[FINGERPRINT_TEXT] = "something else", there[FINGERPRINT_TEXT];
     uint64_t first = smaller(seq, w->seq);
@@ -141,13 +141,13 @@ static rc_result check_calls(const shared_memory *s, const rc_work *w, uint64_t 
         uint64_t fingerprint = other->call[lap % REGION_DEPTH].fingerprint;
         uint64_t seq = other->call[lap % REGION_DEPTH].seq;
         if (!fingerprint_matches(fingerprint, w->fingerprint) || seq != w->seq)
-            return mismatch(s, w, s->rank_at[i], seq, fingerprint, error);
+            return report_mismatch(s, w, s->rank_at[i], seq, fingerprint, error);
     }
     return RC_OK;
 }
 
 /* Copies joined elements into the tensor. */
-static void store(const shared_run *run, span at, const uint8_t *result)
+static void store_joined(const shared_run *run, span at, const uint8_t *result)
 {
     const codec *c = &run->codec;
     if (codec_stores_plain(c) && run->call.count * c->elem_bytes >= COPY_PAST_CACHE_BYTES)
@@ -169,7 +169,7 @@ static void take_broadcast(const shared_memory *s, const rc_work *w, uint64_t la
     const shared_run *run = &w->shared;
     int in_place = run->call.src == run->call.dst && codec_stores_plain(&run->codec);
     if (!is_root(s, w) || !in_place)
-        store(run, span_of(run, 0, lap), part_at(s, run->call.root, lap, 0));
+        store_joined(run, span_of(run, 0, lap), part_at(s, run->call.root, lap, 0));
 }
 
 /* Joins all ranks' contributions to the whole, or to this rank's chunk. */
@@ -189,7 +189,7 @@ static void join_contributions(shared_memory *s, rc_work *w, uint64_t lap)
     } else {
         uint8_t *result = region_result(r, r->self, lap);
         codec_join(c, result, !codec_stores_plain(c), wires, r->ranks, src_at(run, at), at.count);
-        store(run, at, result);
+        store_joined(run, at, result);
         put_result(s, w, at.count * c->wire_bytes);
     }
 }
@@ -225,7 +225,7 @@ static void collect_lap(shared_memory *s, const rc_work *w, uint64_t lap)
     for (uint32_t distance = 1; distance < chunks; distance++) {
         uint32_t chunk = ((uint32_t)r->self + distance) % chunks;
         span at = span_of(run, chunk, lap);
-        store(run, at, region_result(r, (int)chunk, lap));
+        store_joined(run, at, region_result(r, (int)chunk, lap));
     }
     region_advance(r, REGION_COLLECTED);
 }
@@ -290,7 +290,7 @@ static void step_out(shared_memory *s, int *moved, uint64_t *awaited)
     }
 }
 
-static void leave(shared_memory *s)
+static void remove_head(shared_memory *s)
 {
     s->head->receives_left--;
     s->head = s->head->shared.next;
@@ -318,7 +318,7 @@ shared_event shared_pump(shared_memory *s, rc_work **w, rc_error *error)
         }
         *w = s->head;
         if (*w != NULL && mine(s, REGION_COLLECTED) == end_of(*w)) {
-            leave(s);
+            remove_head(s);
             return SHARED_LEFT;
         }
         if (!moved)

@@ -29,21 +29,21 @@ void turns_destroy(turns *t, pool *buffers)
     *t = (turns){0};
 }
 
-static pool_buffer **place_of(const turns *t, uint32_t unit, uint32_t turn)
+static pool_buffer **kept_place(const turns *t, uint32_t unit, uint32_t turn)
 {
     return t->kept + (size_t)unit * t->most + turn;
 }
 
 void turns_keep(turns *t, uint32_t unit, uint32_t turn, pool_buffer *buffer)
 {
-    *place_of(t, unit, turn) = buffer;
+    *kept_place(t, unit, turn) = buffer;
 }
 
 pool_buffer *turns_next(turns *t, uint32_t unit)
 {
     if (t->of[unit].over == t->most)
         return NULL;
-    pool_buffer **place = place_of(t, unit, t->of[unit].over), *buffer = *place;
+    pool_buffer **place = kept_place(t, unit, t->of[unit].over), *buffer = *place;
     *place = NULL;
     return buffer;
 }

@@ -237,7 +237,7 @@ static rc_result make_bits(rc_work *w)
 }
 
 /* Makes room for what is joined or merged here; a ring needs none. */
-static rc_result make_room(rc_work *w)
+static rc_result make_merge_room(rc_work *w)
 {
     const plan *p = &w->plan;
     if (p->algorithm == RC_RING)
@@ -269,7 +269,7 @@ out_frame *work_frame(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t ste
 }
 
 /* Queues a segment of this rank's own, from src. */
-static rc_result start_segment(rc_work *w, uint32_t chunk, uint32_t segment)
+static rc_result start_own_segment(rc_work *w, uint32_t chunk, uint32_t segment)
 {
     out_frame *frame = work_frame(w, chunk, segment, 0);
     if (frame == NULL)
@@ -287,7 +287,7 @@ static rc_result start_segment(rc_work *w, uint32_t chunk, uint32_t segment)
 static rc_result start_chunk(rc_work *w, uint32_t chunk)
 {
     for (uint32_t segment = 0; segment < plan_segments(&w->plan, chunk); segment++)
-        RC_TRY(start_segment(w, chunk, segment));
+        RC_TRY(start_own_segment(w, chunk, segment));
     return RC_OK;
 }
 
@@ -327,7 +327,7 @@ static rc_result start_frames(rc_work *w)
 
 /* Sends what is queued, first to the next rank: every rank begins with another receiver, so that no
  * switch port sees many senders at once. A failure here may end the work. */
-static void pump(const work_env *env)
+static void pump_links(const work_env *env)
 {
     for (int distance = 1; distance < env->world_size; distance++)
         link_pump(env->links[(env->rank + distance) % env->world_size]);
@@ -382,10 +382,10 @@ rc_result work_start(rc_work *w, work_env *env)
     RC_TRY(make_bits(w));
     if (w->quantised != NULL)
         return quantised_start(w);
-    RC_TRY(make_room(w));
+    RC_TRY(make_merge_room(w));
     keep_begin(w);
     RC_TRY(start_frames(w));
-    pump(env);
+    pump_links(env);
     return RC_OK;
 }
 
@@ -434,7 +434,7 @@ rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *plac
 
 /* Reduces a segment that came in a pool buffer, and stores it if its sum is complete. Returns where
  * its outgoing payload lies; *buffer is NULL afterwards if that is not the buffer. */
-static const uint8_t *reduce(rc_work *w, const frame_header *h, pool_buffer **buffer)
+static const uint8_t *reduce_segment(rc_work *w, const frame_header *h, pool_buffer **buffer)
 {
     size_t n = plan_segment_elems(&w->plan, h->chunk, h->segment);
     const uint8_t *src = work_src(w, h->chunk, h->segment);
@@ -514,7 +514,7 @@ rc_result work_end(rc_work *w, const frame_header *h, rx_place *place)
     switch (action) {
     case PLAN_MERGE: return merge_take(w, h, buffer);
     case PLAN_JOIN: return joined_take(w, h, buffer);
-    case PLAN_REDUCE: payload = reduce(w, h, &buffer); break;
+    case PLAN_REDUCE: payload = reduce_segment(w, h, &buffer); break;
     case PLAN_STORE:
         if (buffer != NULL)
             codec_store(&w->codec, work_dst(w, h->chunk, h->segment), payload,

@@ -19,7 +19,7 @@ static int is_for_good(cu_result result)
            (result >= HARDWARE_STACK && result <= CU_LAUNCH_FAILED);
 }
 
-static const char *advice(cu_result result)
+static const char *failure_advice(cu_result result)
 {
     if (is_for_good(result))
         return ". The GPU cannot be used by this process any more; restart it";
@@ -42,7 +42,7 @@ rc_result device_result(cuda_device *device, const char *function, cu_result res
     return error_set(error, result == CU_OUT_OF_MEMORY ? RC_NO_MEMORY : RC_DEVICE,
                      "%s failed on GPU %d: %s (%s, %u)%s", function, device->ordinal,
                      cuda_error_text(device->driver, result),
-                     cuda_error_name(device->driver, result), result, advice(result));
+                     cuda_error_name(device->driver, result), result, failure_advice(result));
 }
 
 /* Notes the result of a call that frees something: no caller is told of an error. */

@@ -68,7 +68,7 @@ static rc_result find_functions(cuda_driver *d, void *library, rc_error *error)
 }
 
 /* Returns what a user can do about a driver that does not start. */
-static const char *advice(cu_result result)
+static const char *startup_advice(cu_result result)
 {
     switch (result) {
     case CU_NOT_INITIALIZED:
@@ -93,10 +93,10 @@ static rc_result does_not_start(const cuda_driver *d, const char *function, cu_r
 {
     return error_set(error, RC_DEVICE, "%s does not start: %s gives %s (%s, %u); %s", d->path,
                      function, cuda_error_text(d, result), cuda_error_name(d, result), result,
-                     advice(result));
+                     startup_advice(result));
 }
 
-static rc_result start(cuda_driver *d, rc_error *error)
+static rc_result start_driver(cuda_driver *d, rc_error *error)
 {
     cu_result result = d->cuInit(0);
     if (result != CU_OK)
@@ -109,12 +109,12 @@ static rc_result start(cuda_driver *d, rc_error *error)
         return does_not_start(d, "cuDeviceGetCount", result, error);
     if (d->devices < 1)
         return error_set(error, RC_DEVICE, "CUDA's driver (%s) sees no GPU; %s", d->path,
-                         advice(CU_NO_DEVICE));
+                         startup_advice(CU_NO_DEVICE));
     d->runs_ptx = d->version >= KERNELS_NEED_VERSION;
     return RC_OK;
 }
 
-static rc_result fill(cuda_driver *d, rc_error *error)
+static rc_result load_driver(cuda_driver *d, rc_error *error)
 {
     void *library = dlopen(d->path, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
@@ -129,7 +129,7 @@ static rc_result fill(cuda_driver *d, rc_error *error)
         dlclose(library); /* nothing of it has run */
         return result;
     }
-    return start(d, error);
+    return start_driver(d, error);
 }
 
 static rc_result open_new(const char *path, const cuda_driver **out, rc_error *error)
@@ -140,7 +140,7 @@ static rc_result open_new(const char *path, const cuda_driver **out, rc_error *e
         return error_set(error, RC_NO_MEMORY, "out of memory");
     memcpy(d->path, path, bytes);
     d->pid = getpid();
-    rc_result result = fill(d, error);
+    rc_result result = load_driver(d, error);
     if (result != RC_OK) {
         free(d);
         return result;

@@ -145,7 +145,7 @@ static void absorb_next(pinned_block *block)
     free(next);
 }
 
-static pinned_block *find(pinned_arena *arena, size_t bytes)
+static pinned_block *find_free_block(pinned_arena *arena, size_t bytes)
 {
     for (pinned_slab *slab = arena->slabs; slab != NULL; slab = slab->next)
         for (pinned_block *block = slab->first; block != NULL && !slab->alone; block = block->next)
@@ -195,10 +195,10 @@ static int shed(pinned_arena *arena)
     return count;
 }
 
-static rc_result take(pinned_arena *arena, size_t bytes, int patience_ms, pinned_block **out,
-                      rc_error *error)
+static rc_result take_block(pinned_arena *arena, size_t bytes, int patience_ms, pinned_block **out,
+                            rc_error *error)
 {
-    while ((*out = find(arena, bytes)) == NULL) {
+    while ((*out = find_free_block(arena, bytes)) == NULL) {
         size_t size = next_slab(arena, bytes);
         if (size > 0) {
             RC_TRY(add_slab(arena, size, 0, error));
@@ -218,7 +218,7 @@ rc_result pinned_take(pinned_arena *arena, size_t bytes, int patience_ms, pinned
 {
     size_t whole = (bytes + PINNED_ALIGN - 1) / PINNED_ALIGN * PINNED_ALIGN;
     pthread_mutex_lock(&arena->lock);
-    rc_result result = take(arena, whole, patience_ms, out, error);
+    rc_result result = take_block(arena, whole, patience_ms, out, error);
     if (result == RC_OK)
         (*out)->taken = 1;
     pthread_mutex_unlock(&arena->lock);

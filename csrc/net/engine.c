@@ -73,7 +73,7 @@ static void call_sleepers(rc_engine *e)
     pthread_cond_broadcast(&e->changed);
 }
 
-static void destroy(rc_engine *e)
+static void destroy_engine(rc_engine *e)
 {
     pollset_close(&e->set);
     free(e->sources);
@@ -107,7 +107,7 @@ rc_result rc_engine_create(rc_engine **out, const char *kernel_set)
         result = thread_start(&e->thread, progress, e) ? RC_OK : RC_SYSTEM;
     if (result != RC_OK) {
         int number = errno;
-        destroy(e);
+        destroy_engine(e);
         errno = number;
         return result;
     }
@@ -141,7 +141,7 @@ void engine_retain(rc_engine *e)
 void engine_release(rc_engine *e)
 {
     if (atomic_fetch_sub(&e->holders, 1) == 0)
-        destroy(e);
+        destroy_engine(e);
 }
 
 const char *rc_engine_kernel_set(const rc_engine *e)
@@ -445,7 +445,7 @@ static int drive_once(rc_engine *e, enum engine_driver driver, uint64_t until, u
 
 /* Leaves driving to another thread, if there is something to drive: called by one that stops
  * driving or waiting. */
-static void hand_over(rc_engine *e)
+static void pass_driving_on(rc_engine *e)
 {
     if (e->driver != ENGINE_REST)
         return;
@@ -476,7 +476,7 @@ int engine_drive(rc_engine *e, int (*finished)(const void *arg), const void *arg
     e->waiters--;
     e->last_waiter = now;
     e->waited += now - start;
-    hand_over(e);
+    pass_driving_on(e);
     return finished(arg);
 }
 

@@ -8,13 +8,13 @@
 
 enum { MAGIC = 0x4352, VERSION = 2, ABORT_FIXED_BYTES = 20, PAYLOAD_CRC = 44, HEADER_CRC = 48 };
 
-static void put(uint8_t *bytes, int width, uint64_t value)
+static void put_integer(uint8_t *bytes, int width, uint64_t value)
 {
     for (int i = 0; i < width; i++)
         bytes[i] = (uint8_t)(value >> 8 * i);
 }
 
-static uint64_t get(const uint8_t *bytes, int width)
+static uint64_t get_integer(const uint8_t *bytes, int width)
 {
     uint64_t value = 0;
     for (int i = 0; i < width; i++)
@@ -24,20 +24,20 @@ static uint64_t get(const uint8_t *bytes, int width)
 
 void frame_encode(uint8_t bytes[FRAME_HEADER_BYTES], const frame_header *h, const void *payload)
 {
-    put(bytes, 2, MAGIC);
-    put(bytes + 2, 1, VERSION);
-    put(bytes + 3, 1, h->type);
-    put(bytes + 4, 4, h->epoch);
-    put(bytes + 8, 8, h->seq);
-    put(bytes + 16, 8, h->fingerprint);
-    put(bytes + 24, 4, h->chunk);
-    put(bytes + 28, 4, h->segment);
-    put(bytes + 32, 2, h->step);
-    put(bytes + 34, 2, h->flags);
-    put(bytes + 36, 4, h->length);
-    put(bytes + 40, 4, h->consumed);
-    put(bytes + PAYLOAD_CRC, 4, crc32c(0, payload, h->length));
-    put(bytes + HEADER_CRC, 4, crc32c(0, bytes, HEADER_CRC));
+    put_integer(bytes, 2, MAGIC);
+    put_integer(bytes + 2, 1, VERSION);
+    put_integer(bytes + 3, 1, h->type);
+    put_integer(bytes + 4, 4, h->epoch);
+    put_integer(bytes + 8, 8, h->seq);
+    put_integer(bytes + 16, 8, h->fingerprint);
+    put_integer(bytes + 24, 4, h->chunk);
+    put_integer(bytes + 28, 4, h->segment);
+    put_integer(bytes + 32, 2, h->step);
+    put_integer(bytes + 34, 2, h->flags);
+    put_integer(bytes + 36, 4, h->length);
+    put_integer(bytes + 40, 4, h->consumed);
+    put_integer(bytes + PAYLOAD_CRC, 4, crc32c(0, payload, h->length));
+    put_integer(bytes + HEADER_CRC, 4, crc32c(0, bytes, HEADER_CRC));
 }
 
 static int control_length_ok(const frame_header *h)
@@ -64,8 +64,8 @@ static rc_result say_damaged(rc_error *error, unsigned magic, unsigned version)
 
 static rc_result check_header(const uint8_t bytes[FRAME_HEADER_BYTES], rc_error *error)
 {
-    unsigned magic = (unsigned)get(bytes, 2), version = bytes[2];
-    if (crc32c(0, bytes, HEADER_CRC) != (uint32_t)get(bytes + HEADER_CRC, 4))
+    unsigned magic = (unsigned)get_integer(bytes, 2), version = bytes[2];
+    if (crc32c(0, bytes, HEADER_CRC) != (uint32_t)get_integer(bytes + HEADER_CRC, 4))
         return say_damaged(error, magic, version);
     if (magic != MAGIC)
         return error_set(error, RC_PROTOCOL, "a frame starts with 0x%04x, not 0x%04x", magic,
@@ -81,16 +81,16 @@ rc_result frame_decode(const uint8_t bytes[FRAME_HEADER_BYTES], uint32_t epoch, 
 {
     RC_TRY(check_header(bytes, error));
     *h = (frame_header){.type = bytes[3],
-                        .epoch = (uint32_t)get(bytes + 4, 4),
-                        .seq = get(bytes + 8, 8),
-                        .fingerprint = get(bytes + 16, 8),
-                        .chunk = (uint32_t)get(bytes + 24, 4),
-                        .segment = (uint32_t)get(bytes + 28, 4),
-                        .step = (uint16_t)get(bytes + 32, 2),
-                        .flags = (uint16_t)get(bytes + 34, 2),
-                        .length = (uint32_t)get(bytes + 36, 4),
-                        .consumed = (uint32_t)get(bytes + 40, 4)};
-    *crc = (uint32_t)get(bytes + PAYLOAD_CRC, 4);
+                        .epoch = (uint32_t)get_integer(bytes + 4, 4),
+                        .seq = get_integer(bytes + 8, 8),
+                        .fingerprint = get_integer(bytes + 16, 8),
+                        .chunk = (uint32_t)get_integer(bytes + 24, 4),
+                        .segment = (uint32_t)get_integer(bytes + 28, 4),
+                        .step = (uint16_t)get_integer(bytes + 32, 2),
+                        .flags = (uint16_t)get_integer(bytes + 34, 2),
+                        .length = (uint32_t)get_integer(bytes + 36, 4),
+                        .consumed = (uint32_t)get_integer(bytes + 40, 4)};
+    *crc = (uint32_t)get_integer(bytes + PAYLOAD_CRC, 4);
     if (h->type < FRAME_DATA || h->type > FRAME_ABORT || (h->flags & ~FRAME_P2P) != 0)
         return error_set(error, RC_PROTOCOL, "a frame of type %u with flags %u came", h->type,
                          h->flags);
@@ -111,10 +111,10 @@ int frame_check(const void *payload, uint32_t length, uint32_t crc)
 uint32_t frame_abort_encode(uint8_t *payload, const rc_error *error, int origin)
 {
     size_t text = strnlen(error->message, FRAME_TEXT_BYTES - ABORT_FIXED_BYTES);
-    put(payload, 4, (uint32_t)error->code);
-    put(payload + 4, 4, (uint32_t)error->rank);
-    put(payload + 8, 8, error->seq);
-    put(payload + 16, 4, (uint32_t)origin);
+    put_integer(payload, 4, (uint32_t)error->code);
+    put_integer(payload + 4, 4, (uint32_t)error->rank);
+    put_integer(payload + 8, 8, error->seq);
+    put_integer(payload + 16, 4, (uint32_t)origin);
     memcpy(payload + ABORT_FIXED_BYTES, error->message, text);
     return ABORT_FIXED_BYTES + (uint32_t)text;
 }
@@ -128,11 +128,11 @@ void frame_abort_decode(const uint8_t *payload, uint32_t length, rc_error *error
         text[i] = byte >= 32 && byte != 127 ? (char)byte : '?';
     }
     text[size] = '\0';
-    uint32_t code = (uint32_t)get(payload, 4);
+    uint32_t code = (uint32_t)get_integer(payload, 4);
     error_clear(error);
     error_set(error, code > RC_AGAIN && code <= RC_DEVICE ? (rc_result)code : RC_ABORTED, "%s",
               text);
-    error->rank = (int32_t)get(payload + 4, 4);
-    error->seq = get(payload + 8, 8);
-    *origin = (int32_t)get(payload + 16, 4);
+    error->rank = (int32_t)get_integer(payload + 4, 4);
+    error->seq = get_integer(payload + 8, 8);
+    *origin = (int32_t)get_integer(payload + 16, 4);
 }

@@ -65,7 +65,7 @@ static out_frame *frame_of(keyed_entry *entry)
     return entry == NULL ? NULL : (out_frame *)((char *)entry - offsetof(out_frame, held.of_tag));
 }
 
-static void append(held_frames *held, out_frame *frame)
+static void append_send(held_frames *held, out_frame *frame)
 {
     frame->next = NULL;
     frame->held.before = held->newest;
@@ -77,7 +77,7 @@ static void append(held_frames *held, out_frame *frame)
     keyed_push(&held->by_tag, &frame->held.of_tag, tags_tag(frame->header.seq));
 }
 
-static void take_out(held_frames *held, out_frame *frame)
+static void unlink_send(held_frames *held, out_frame *frame)
 {
     if (frame->held.before != NULL)
         frame->held.before->next = frame->next;
@@ -94,7 +94,7 @@ out_frame *held_pop_of_tag(held_frames *held, uint32_t tag)
     out_frame *frame = frame_of(keyed_pop(&held->by_tag, tag));
     if (frame == NULL)
         return NULL;
-    take_out(held, frame);
+    unlink_send(held, frame);
     held->count--;
     return frame;
 }
@@ -111,7 +111,7 @@ void held_push(held_frames *held, out_frame *frame)
     frame->held = (held_place){.order = held->order++};
     held->count++;
     if (is_send(&frame->header))
-        append(held, frame);
+        append_send(held, frame);
     else
         held->lowest = merge(held->lowest, frame);
 }

@@ -35,7 +35,7 @@ enum {
     FAST_NS = 150 * 1000
 };
 
-static void fail(lane *ln, rc_result code, int number, const char *what)
+static void fail_lane(lane *ln, rc_result code, int number, const char *what)
 {
     if (number != 0)
         error_set(&ln->error, code, "%s (errno %d, %s)", what, number, strerror(number));
@@ -48,7 +48,7 @@ static void fail(lane *ln, rc_result code, int number, const char *what)
 /* ---- sending ---- */
 
 /* Gives back the frames that are in the socket as a whole. */
-static void give_back(lane *ln)
+static void give_frames_back(lane *ln)
 {
     out_frame *frame;
     while ((frame = queue_pop(&ln->out.back)) != NULL) {
@@ -58,7 +58,7 @@ static void give_back(lane *ln)
     }
 }
 
-static void watch(lane *ln, int writable)
+static void watch_socket(lane *ln, int writable)
 {
     engine_watch(ln->engine, &ln->source, (uint32_t)EPOLLIN | (writable ? (uint32_t)EPOLLOUT : 0U));
 }
@@ -94,13 +94,13 @@ static void drop_unsent(lane *ln, out_frame *rest)
 static void fall_mute(lane *ln)
 {
     if (!engine_is_own(&ln->source)) {
-        fail(ln, RC_PEER_LOST, EBADF, "the connection broke");
+        fail_lane(ln, RC_PEER_LOST, EBADF, "the connection broke");
         return;
     }
     ln->mute = 1;
     leave_sender(ln);
-    give_back(ln);
-    watch(ln, 0);
+    give_frames_back(ln);
+    watch_socket(ln, 0);
     drop_unsent(ln, NULL);
 }
 
@@ -118,17 +118,17 @@ static void flush(lane *ln)
         outbox_advance(&ln->out, (size_t)sent);
         outbox_reclaim(&ln->out);
         if (sent < (ssize_t)batch.bytes)
-            watch(ln, 1);
-        give_back(ln);
+            watch_socket(ln, 1);
+        give_frames_back(ln);
         if (sent < (ssize_t)batch.bytes)
             return;
     }
     if (!ln->handed)
-        watch(ln, 0);
+        watch_socket(ln, 0);
 }
 
 /* Takes over what the sender has done with the outbox. */
-static void settle(outbox *box, int returned)
+static void settle_outbox(outbox *box, int returned)
 {
     lane *ln = (lane *)((char *)box - offsetof(lane, out));
     if (returned)
@@ -136,21 +136,21 @@ static void settle(outbox *box, int returned)
     if (returned && box->broken)
         fall_mute(ln);
     else
-        give_back(ln);
+        give_frames_back(ln);
     if (ln->source.fd >= 0 && !ln->deaf)
         ln->handler->room(ln);
 }
 
 /* Hands the outbox over to the sender if this frame is worth it. Returns 1 if the sender has it. */
-static int hand_over(lane *ln, const out_frame *frame)
+static int hand_outbox_over(lane *ln, const out_frame *frame)
 {
     if (ln->handed || ln->sender == NULL || !sender_wants(ln->sender, frame))
         return ln->handed;
-    watch(ln, 0);
-    ln->out.settle = settle;
+    watch_socket(ln, 0);
+    ln->out.settle = settle_outbox;
     ln->handed = sender_hand_over(ln->sender, &ln->out, ln->source.fd);
     if (!ln->handed)
-        watch(ln, ln->out.list.head != NULL);
+        watch_socket(ln, ln->out.list.head != NULL);
     return ln->handed;
 }
 
@@ -162,7 +162,7 @@ void lane_push(lane *ln, out_frame *frame)
     }
     ln->out_bytes += frame_bytes(frame);
     ln->pushed += frame_bytes(frame);
-    if (hand_over(ln, frame)) {
+    if (hand_outbox_over(ln, frame)) {
         sender_push(ln->sender, &ln->out, frame);
         return;
     }
@@ -260,7 +260,7 @@ static int begin_frame(lane *ln)
     rc_error why;
     error_clear(&why);
     if (frame_decode(bytes, ln->epoch, ln->max_length, &ln->rx, &ln->rx_crc, &why) != RC_OK) {
-        fail(ln, why.code, 0, why.message);
+        fail_lane(ln, why.code, 0, why.message);
         return 0;
     }
     ln->rx_have = 0;
@@ -274,8 +274,8 @@ static int begin_frame(lane *ln)
 static int end_frame(lane *ln)
 {
     if (!frame_check(ln->rx_place.data, ln->rx.length, ln->rx_crc)) {
-        fail(ln, RC_PROTOCOL, 0,
-             "the payload of a frame arrived damaged (its CRC32C does not match)");
+        fail_lane(ln, RC_PROTOCOL, 0,
+                  "the payload of a frame arrived damaged (its CRC32C does not match)");
         return 0;
     }
     ln->in_payload = 0;
@@ -333,7 +333,7 @@ void lane_stir(lane *ln)
 
 /* Reads by one system call: the rest of the payload, then into the buffer. By recv, which fails on
  * another file that may have the number by now. */
-static ssize_t fill(lane *ln, size_t *wanted)
+static ssize_t read_socket(lane *ln, size_t *wanted)
 {
     memmove(ln->rbuf, ln->rbuf + ln->rbuf_start, ln->rbuf_end - ln->rbuf_start);
     ln->rbuf_end -= ln->rbuf_start;
@@ -357,23 +357,23 @@ static ssize_t fill(lane *ln, size_t *wanted)
 }
 
 /* Reads what has come, as far as the budget goes. Returns 0 if the lane died. */
-static int take_turn(lane *ln)
+static int read_within_budget(lane *ln)
 {
     size_t budget = READ_BUDGET;
     for (;;) {
         size_t wanted;
         int between_frames = !ln->in_payload && ln->rbuf_start == ln->rbuf_end;
-        ssize_t got = fill(ln, &wanted);
+        ssize_t got = read_socket(ln, &wanted);
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return 1;
         if (got < 0) {
-            fail(ln, RC_PEER_LOST, errno, "the connection broke");
+            fail_lane(ln, RC_PEER_LOST, errno, "the connection broke");
             return 0;
         }
         if (got == 0) {
-            fail(ln, RC_PEER_LOST, 0, "the connection was closed without a goodbye");
+            fail_lane(ln, RC_PEER_LOST, 0, "the connection was closed without a goodbye");
             return 0;
         }
         ln->last_rx = clock_ns();
@@ -390,7 +390,7 @@ static int take_turn(lane *ln)
 static void receive(lane *ln)
 {
     uint64_t bytes = ln->received_bytes, since = ln->last_rx;
-    if (!take_turn(ln))
+    if (!read_within_budget(ln))
         return;
     bytes = ln->received_bytes - bytes;
     if (bytes > 0)
@@ -417,7 +417,7 @@ static void discard(lane *ln)
     }
 }
 
-static void ready(engine_source *source, uint32_t events)
+static void socket_ready(engine_source *source, uint32_t events)
 {
     lane *ln = (lane *)source;
     if ((events & EPOLLOUT) && !ln->handed) {
@@ -435,7 +435,7 @@ static void ready(engine_source *source, uint32_t events)
         receive(ln);
 }
 
-static int look(engine_source *source)
+static int poll_socket(engine_source *source)
 {
     lane *ln = (lane *)source;
     uint64_t before = ln->received_bytes;
@@ -449,7 +449,7 @@ static int look(engine_source *source)
 
 rc_result lane_open(lane *ln, int fd, uint32_t max_length, uint32_t epoch)
 {
-    ln->source = (engine_source){.fd = fd, .ready = ready, .look = look};
+    ln->source = (engine_source){.fd = fd, .ready = socket_ready, .look = poll_socket};
     ln->max_length = max_length;
     ln->epoch = epoch;
     ln->last_rx = clock_ns();
@@ -492,14 +492,14 @@ void lane_detach(lane *ln)
         return;
     }
     leave_sender(ln);
-    give_back(ln);
+    give_frames_back(ln);
     const out_frame *head = ln->out.list.head;
     int half_sent = head != NULL && ln->out.sent > 0;
     out_frame *rest = half_sent ? copy_rest(ln, head) : NULL;
     drop_unsent(ln, rest);
     lane_stir(ln);
     ln->deaf = 1;
-    watch(ln, rest != NULL);
+    watch_socket(ln, rest != NULL);
     if (half_sent && rest == NULL)
         lane_close(ln); /* no memory: a stream cut within a frame can only be closed */
 }
@@ -507,7 +507,7 @@ void lane_detach(lane *ln)
 void lane_close(lane *ln)
 {
     leave_sender(ln);
-    give_back(ln);
+    give_frames_back(ln);
     drop_unsent(ln, NULL);
     engine_remove(ln->engine, &ln->source);
 }

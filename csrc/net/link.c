@@ -20,7 +20,7 @@ static const double HOPE = 1.5;
 
 /* ---- credit ---- */
 
-static int is_called(const peer_link *ln, const frame_header *h)
+static int peer_has_called(const peer_link *ln, const frame_header *h)
 {
     if (!(h->flags & FRAME_P2P))
         return h->seq < ln->called;
@@ -28,9 +28,9 @@ static int is_called(const peer_link *ln, const frame_header *h)
     return told != NULL && tags_number(h->seq) < told->receives;
 }
 
-static int may_leave(const peer_link *ln, const frame_header *h)
+static int has_credit_for(const peer_link *ln, const frame_header *h)
 {
-    return is_called(ln, h) || (ln->sent - ln->peer_consumed) + link_cost(h) <= ln->credit;
+    return peer_has_called(ln, h) || (ln->sent - ln->peer_consumed) + link_cost(h) <= ln->credit;
 }
 
 static void let_go(peer_link *ln, out_frame *frame)
@@ -49,7 +49,7 @@ static void learn_receives(peer_link *ln, uint64_t name)
     told->receives = tags_number(name) + 1;
     const out_frame *first;
     while ((first = held_first_of_tag(&ln->held, tags_tag(name))) != NULL &&
-           is_called(ln, &first->header))
+           peer_has_called(ln, &first->header))
         let_go(ln, held_pop_of_tag(&ln->held, tags_tag(name)));
 }
 
@@ -68,7 +68,7 @@ void link_learn(peer_link *ln, const frame_header *h)
     }
     for (int send = 0; send < 2; send++)
         while (held_first(&ln->held, send) != NULL &&
-               may_leave(ln, &held_first(&ln->held, send)->header))
+               has_credit_for(ln, &held_first(&ln->held, send)->header))
             let_go(ln, held_pop(&ln->held, send));
 }
 
@@ -209,7 +209,7 @@ static lane *choose(peer_link *ln, uint64_t bytes)
 
 void link_queue(peer_link *ln, out_frame *frame)
 {
-    if (held_before(&ln->held, &frame->header) || !may_leave(ln, &frame->header))
+    if (held_before(&ln->held, &frame->header) || !has_credit_for(ln, &frame->header))
         held_push(&ln->held, frame);
     else
         let_go(ln, frame);

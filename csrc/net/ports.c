@@ -74,14 +74,14 @@ void ports_parse(port_watch *w, const void *data, size_t length)
 }
 
 /* Reports a loss of messages once all that came are read. */
-static void settle(port_watch *w)
+static void report_loss(port_watch *w)
 {
     if (w->stale)
         w->forget(w);
     w->stale = 0;
 }
 
-static void ready(engine_source *source, uint32_t events)
+static void read_port_messages(engine_source *source, uint32_t events)
 {
     port_watch *w = (port_watch *)source;
     _Alignas(struct nlmsghdr) uint8_t data[DATAGRAM_BYTES];
@@ -93,7 +93,7 @@ static void ready(engine_source *source, uint32_t events)
         else if (got < 0 && errno == ENOBUFS) /* the kernel has dropped messages */
             w->stale = 1;
         else if (got < 0 && errno == EAGAIN) {
-            settle(w);
+            report_loss(w);
             return;
         } else if (got == 0 || (got < 0 && errno != EINTR))
             engine_remove(w->engine, source);
@@ -105,7 +105,7 @@ rc_result ports_open(port_watch *w, rc_engine *e)
     rc_error why;
     error_clear(&why);
     w->engine = e;
-    w->source.ready = ready;
+    w->source.ready = read_port_messages;
     w->source.quiet = 1;
     fcntl(w->source.fd, F_SETFD, FD_CLOEXEC);
     return engine_add(e, &w->source, EPOLLIN, &why);

@@ -26,7 +26,7 @@ static void *run(void *arg);
 
 /* ---- life ---- */
 
-static void destroy(sender *s)
+static void destroy_sender(sender *s)
 {
     pollset_close(&s->set);
     pthread_cond_destroy(&s->rested);
@@ -46,7 +46,7 @@ sender *sender_get(rc_engine *e)
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->rested, NULL);
     if (!pollset_open(&s->set) || !thread_start(&s->thread, run, s)) {
-        destroy(s);
+        destroy_sender(s);
         return NULL;
     }
     e->sender = s;
@@ -62,7 +62,7 @@ void sender_stop(sender *s)
     pthread_mutex_unlock(&s->lock);
     pollset_ring(&s->set);
     pthread_join(s->thread, NULL);
-    destroy(s);
+    destroy_sender(s);
 }
 
 void sender_after_fork(sender *s)
@@ -94,7 +94,7 @@ static void put_last(sender *s, outbox *box)
     s->last = box;
 }
 
-static void take_out(sender *s, outbox *box)
+static void unlink_outbox(sender *s, outbox *box)
 {
     if (box->prev != NULL)
         box->prev->next = box->next;
@@ -106,7 +106,7 @@ static void take_out(sender *s, outbox *box)
         s->last = box->prev;
 }
 
-static void set_state(outbox *box, outbox_state state)
+static void set_outbox_state(outbox *box, outbox_state state)
 {
     box->state = state;
     atomic_store(&box->full, state == OUTBOX_FULL);
@@ -136,7 +136,7 @@ int sender_wants(const sender *s, const out_frame *frame)
 
 /* Adds a socket to the sender's epoll set, edge-triggered and only once: room in a full socket is
  * reported to no thread but the sender, and costs nothing in between. */
-static int watch(const sender *s, outbox *box)
+static int add_to_epoll(const sender *s, outbox *box)
 {
     struct epoll_event event = {.events = (uint32_t)EPOLLOUT | (uint32_t)EPOLLET,
                                 .data.u64 = (uint64_t)box->fd};
@@ -147,9 +147,9 @@ int sender_hand_over(sender *s, outbox *box, int fd)
 {
     pthread_mutex_lock(&s->lock);
     box->fd = fd;
-    box->known = watch(s, box);
+    box->known = add_to_epoll(s, box);
     if (box->known) {
-        set_state(box, OUTBOX_EMPTY);
+        set_outbox_state(box, OUTBOX_EMPTY);
         put_last(s, box);
     }
     pthread_mutex_unlock(&s->lock);
@@ -161,7 +161,7 @@ void sender_push(sender *s, outbox *box, out_frame *frame)
     pthread_mutex_lock(&s->lock);
     queue_push(&box->list, frame);
     if (box->state == OUTBOX_EMPTY && !box->broken)
-        set_state(box, OUTBOX_READY);
+        set_outbox_state(box, OUTBOX_READY);
     int rouse = s->asleep && box->state == OUTBOX_READY;
     if (rouse)
         s->asleep = 0;
@@ -178,8 +178,8 @@ void sender_take_back(sender *s, outbox *box)
         pthread_cond_wait(&s->rested, &s->lock);
     box->wanted = box->news = 0;
     outbox_reclaim(box);
-    take_out(s, box);
-    set_state(box, OUTBOX_DRIVERS);
+    unlink_outbox(s, box);
+    set_outbox_state(box, OUTBOX_DRIVERS);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -207,8 +207,8 @@ static outbox *next_with_news(sender *s, int *returned)
         outbox_reclaim(box);
     }
     if (*returned) {
-        take_out(s, box);
-        set_state(box, OUTBOX_DRIVERS);
+        unlink_outbox(s, box);
+        set_outbox_state(box, OUTBOX_DRIVERS);
     }
     pthread_mutex_unlock(&s->lock);
     return box;
@@ -237,8 +237,8 @@ static void send_some(sender *s, outbox *box)
 {
     outbox_batch batch;
     outbox_gather(box, &batch, BYTES_PER_SEND);
-    set_state(box, OUTBOX_SENDING);
-    take_out(s, box);
+    set_outbox_state(box, OUTBOX_SENDING);
+    unlink_outbox(s, box);
     put_last(s, box);
     pthread_mutex_unlock(&s->lock);
     for (int i = 0; i < batch.count; i++)
@@ -249,9 +249,9 @@ static void send_some(sender *s, outbox *box)
         outbox_advance(box, (size_t)sent);
     box->broken = sent < 0;
     if (box->broken || box->list.head == NULL)
-        set_state(box, OUTBOX_EMPTY);
+        set_outbox_state(box, OUTBOX_EMPTY);
     else
-        set_state(box, (size_t)sent < batch.bytes ? OUTBOX_FULL : OUTBOX_READY);
+        set_outbox_state(box, (size_t)sent < batch.bytes ? OUTBOX_FULL : OUTBOX_READY);
     box->news |= box->broken || box->gone.head != NULL;
     if (box->wanted)
         pthread_cond_broadcast(&s->rested);
@@ -270,12 +270,12 @@ static void has_room(const sender *s, uint64_t number)
     while (box != NULL && (uint64_t)box->fd != number)
         box = box->next;
     if (box != NULL && box->state == OUTBOX_FULL)
-        set_state(box, OUTBOX_READY);
+        set_outbox_state(box, OUTBOX_READY);
 }
 
 /* Looks for sockets that have room again; with block waits until one has or the sender is woken.
  * Under the lock, which is released meanwhile. */
-static void look(sender *s, int block)
+static void poll_for_room(sender *s, int block)
 {
     struct epoll_event events[EVENTS_PER_WAIT];
     s->asleep = block;
@@ -299,7 +299,7 @@ static void *run(void *arg)
         if (box != NULL)
             send_some(s, box);
         if (box == NULL || some_full)
-            look(s, box == NULL);
+            poll_for_room(s, box == NULL);
     }
     pthread_mutex_unlock(&s->lock);
     return NULL;

@@ -14,7 +14,7 @@ static tag_count *slot_of(const tag_table *t, uint32_t tag)
     return &t->slots[at];
 }
 
-static int grow(tag_table *t)
+static int grow_table(tag_table *t)
 {
     tag_table larger = {.capacity = t->capacity ? 2 * t->capacity : FIRST_CAPACITY,
                         .count = t->count};
@@ -42,7 +42,7 @@ tag_count *tags_get(tag_table *t, uint32_t tag)
     tag_count *found = tags_find(t, tag);
     if (found != NULL)
         return found;
-    if (t->count == TAGS_MOST || (2 * (t->count + 1) > t->capacity && !grow(t)))
+    if (t->count == TAGS_MOST || (2 * (t->count + 1) > t->capacity && !grow_table(t)))
         return NULL;
     found = slot_of(t, tag);
     *found = (tag_count){.tag = tag, .used = 1};

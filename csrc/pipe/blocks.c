@@ -29,7 +29,7 @@ int blocks_suits(rc_flight *f)
            rc_comm_layout(comm, &f->call, &f->layout) == RC_OK;
 }
 
-static rc_result make_room(rc_flight *f, rc_error *error)
+static rc_result make_packed_room(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     RC_TRY(packing_room(p, &p->packed, f->layout.parts * f->layout.part_bytes, error));
@@ -40,7 +40,7 @@ rc_result blocks_begin(rc_flight *f, rc_error *error)
 {
     if (!blocks_suits(f))
         return RC_OK;
-    rc_result result = make_room(f, error);
+    rc_result result = make_packed_room(f, error);
     f->in_blocks = result == RC_OK;
     if (result == RC_NO_MEMORY)
         error_clear(error);
@@ -56,7 +56,7 @@ static uint64_t part_elems(const rc_flight *f, uint64_t part)
     return left < f->layout.part_elems ? left : f->layout.part_elems;
 }
 
-static uint64_t parts(const rc_flight *f)
+static uint64_t filled_parts(const rc_flight *f)
 {
     return (f->call.count + f->layout.part_elems - 1) / f->layout.part_elems;
 }
@@ -158,7 +158,7 @@ static rc_result copy_payloads_in(rc_flight *f, uint64_t first, uint64_t end, rc
 rc_result blocks_copy_in(rc_flight *f, rc_error *error)
 {
     const rc_layout *l = &f->layout;
-    uint64_t all = parts(f), own = l->own < 0 ? all : (uint64_t)l->own;
+    uint64_t all = filled_parts(f), own = l->own < 0 ? all : (uint64_t)l->own;
     RC_TRY(gather(f, error));
     for (uint64_t part = 0; part < all; part++)
         if (part != own)
@@ -192,7 +192,7 @@ rc_result blocks_unpack_here(rc_flight *f, rc_error *error)
     quant q;
     RC_TRY(pinned_take(&p->arena, flight_bytes(f, 0), 0, &wider, error));
     quant_init(&q, p->comm->engine->kernels, &f->call, p->comm->env.contributors);
-    for (uint64_t part = 0; part < parts(f); part++)
+    for (uint64_t part = 0; part < filled_parts(f); part++)
         for (uint64_t at = 0; at < part_elems(f, part); at += l->segment_elems) {
             uint64_t n = part_elems(f, part) - at, start = part * l->part_elems + at;
             unpack_segment_here(f, &q, (float *)(void *)wider->data + start, start,
@@ -223,11 +223,11 @@ rc_result blocks_copy_out(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     int both = f->layout.terms == 2;
-    uint64_t bytes = (both ? 2 : parts(f)) * f->layout.part_bytes;
+    uint64_t bytes = (both ? 2 : filled_parts(f)) * f->layout.part_bytes;
     RC_TRY(DEVICE_CALL(p->device, error, cuMemcpyHtoDAsync, p->unpacked.at, f->dst, bytes, p->h2d));
     if (both)
         RC_TRY(add_both(f, error));
-    for (uint64_t part = 0; !both && part < parts(f); part++)
+    for (uint64_t part = 0; !both && part < filled_parts(f); part++)
         RC_TRY(unpack(f, part, error));
     return f->pieces != NULL ? flight_each(f, 0, scatter_piece, error) : RC_OK;
 }

@@ -19,7 +19,7 @@ static void give_event(rc_pipe *p, cu_event event)
         p->idle_events[p->idle_count++] = event; /* the array has room for all */
 }
 
-static void destroy(rc_flight *f)
+static void destroy_flight(rc_flight *f)
 {
     rc_pipe *p = f->pipe;
     pthread_mutex_lock(&p->lock);
@@ -37,7 +37,7 @@ void rc_flight_free(rc_flight *f)
     if (f == NULL || pipe_is_forked(f->pipe))
         return;
     if (atomic_fetch_sub(&f->references, 1) == 1)
-        destroy(f);
+        destroy_flight(f);
 }
 
 /* ---- its end ---- */

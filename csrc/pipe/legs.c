@@ -35,21 +35,21 @@ int flight_writes(const rc_flight *f)
 
 /* ---- the ends of a flight ---- */
 
-static void release(rc_flight *f)
+static void give_staging_back(rc_flight *f)
 {
     pinned_give(&f->pipe->arena, f->staging);
     f->staging = NULL;
 }
 
 /* Ends a flight with an error, once the stream has no copies of it left. */
-static void fail(rc_flight *f, rc_error *error, cu_stream stream)
+static void fail_flight(rc_flight *f, rc_error *error, cu_stream stream)
 {
     rc_pipe *p = f->pipe;
     rc_error ignored;
     error_clear(&ignored);
     if (f->staging != NULL)
         (void)DEVICE_CALL(p->device, &ignored, cuStreamSynchronize, stream);
-    release(f);
+    give_staging_back(f);
     flight_over(f, error);
     flight_land(f);
 }
@@ -60,7 +60,7 @@ static void fail_all(rc_flight *f, rc_error *error, cu_stream stream)
 {
     rc_comm_abort(f->pipe->comm, error->message);
     error->rank = f->pipe->comm->env.rank;
-    fail(f, error, stream);
+    fail_flight(f, error, stream);
 }
 
 /* ---- in ---- */
@@ -278,7 +278,7 @@ static rc_result room_to_unpack(rc_flight *f, rc_error *error)
 }
 
 /* Makes room to unpack on the GPU; without memory there the CPU has unpacked on return. */
-static rc_result make_room(rc_flight *f, rc_error *error)
+static rc_result make_unpacked_room(rc_flight *f, rc_error *error)
 {
     rc_result result = room_to_unpack(f, error);
     if (result != RC_NO_MEMORY)
@@ -293,7 +293,7 @@ static rc_result copy_out(rc_flight *f, rc_error *error)
     int poisoned = f->in_blocks && quantised_poisoned(f->work);
     RC_TRY(follow_caller(f, p->h2d, error)); /* a rank that only receives has not waited yet */
     if (!poisoned)
-        RC_TRY(make_room(f, error));
+        RC_TRY(make_unpacked_room(f, error));
     if (poisoned)
         RC_TRY(blocks_poison(f, error));
     else if (f->in_blocks)
@@ -325,19 +325,19 @@ static void bring_out(rc_flight *f, rc_error *error)
         fail_all(f, error, p->h2d);
         return;
     }
-    release(f);
+    give_staging_back(f);
     flight_land(f);
 }
 
 /* Ends a flight whose work is over. unbound: the error if this thread cannot use the device. */
-static void end(rc_flight *f, const rc_error *unbound)
+static void end_flight(rc_flight *f, const rc_error *unbound)
 {
     rc_pipe *p = f->pipe;
     rc_error error;
     error_clear(&error);
     rc_work_error(f->work, &error);
     if (error.code != RC_OK) {
-        fail(f, &error, p->h2d);
+        fail_flight(f, &error, p->h2d);
         return;
     }
     error = *unbound;
@@ -393,6 +393,6 @@ void *pipe_run_out(void *arg)
     error_clear(&unbound);
     device_bind_thread(p->device, &unbound);
     for (rc_flight *f; (f = next_over(p)) != NULL;)
-        end(f, &unbound);
+        end_flight(f, &unbound);
     return NULL;
 }

@@ -141,7 +141,7 @@ const char *rc_pipe_without_kernels(const rc_pipe *p)
     return p->device->without_kernels;
 }
 
-static void give_back(rc_pipe *p)
+static void close_device(rc_pipe *p)
 {
     device_visit visit;
     int entered = 0;
@@ -181,7 +181,7 @@ void rc_pipe_stop(rc_pipe *p)
     p->stopped = 1;
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
-    give_back(p);
+    close_device(p);
 }
 
 void pipe_release(rc_pipe *p)
@@ -208,7 +208,7 @@ void rc_pipe_free(rc_pipe *p)
 
 /* ---- events ---- */
 
-static int grow(cu_event **events, int count)
+static int grow_events(cu_event **events, int count)
 {
     cu_event *more = realloc(*events, sizeof *more * (size_t)count);
     if (more != NULL)
@@ -219,7 +219,8 @@ static int grow(cu_event **events, int count)
 static rc_result add_event(rc_pipe *p, rc_error *error)
 {
     cu_event made;
-    if (!grow(&p->events, p->event_count + 1) || !grow(&p->idle_events, p->event_count + 1))
+    if (!grow_events(&p->events, p->event_count + 1) ||
+        !grow_events(&p->idle_events, p->event_count + 1))
         return error_set(error, RC_NO_MEMORY, "no memory for an event");
     RC_TRY(device_event_create(p->device, &made, error));
     p->events[p->event_count++] = p->idle_events[p->idle_count++] = made;
@@ -259,7 +260,7 @@ static void leave_pipe(rc_pipe *p)
     pthread_mutex_unlock(&p->lock);
 }
 
-static uint64_t parts(const rc_flight *f, int of_src)
+static uint64_t parts_in_buffer(const rc_flight *f, int of_src)
 {
     uint64_t n = (uint64_t)f->pipe->comm->env.world_size;
     switch (f->call.collective) {
@@ -274,7 +275,7 @@ static uint64_t parts(const rc_flight *f, int of_src)
 
 uint64_t flight_bytes(const rc_flight *f, int of_src)
 {
-    return f->call.count * rc_dtype_size(f->call.dtype) * parts(f, of_src);
+    return f->call.count * rc_dtype_size(f->call.dtype) * parts_in_buffer(f, of_src);
 }
 
 static rc_result check_pieces(const rc_flight *f, rc_error *error)
@@ -331,7 +332,7 @@ static rc_result mark(rc_flight *f, int64_t stream, rc_error *error)
     return DEVICE_CALL(device, error, cuEventRecord, f->input, pipe_stream(stream));
 }
 
-static rc_result prepare(rc_flight *f, int64_t stream, rc_error *error)
+static rc_result prepare_flight(rc_flight *f, int64_t stream, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     device_visit visit;
@@ -346,7 +347,7 @@ static rc_result prepare(rc_flight *f, int64_t stream, rc_error *error)
     return result;
 }
 
-static rc_flight *make(rc_pipe *p, const rc_call *call, const rc_piece *pieces, int count)
+static rc_flight *make_flight(rc_pipe *p, const rc_call *call, const rc_piece *pieces, int count)
 {
     rc_flight *f = calloc(1, sizeof *f);
     if (f == NULL)
@@ -385,11 +386,11 @@ rc_result rc_pipe_submit(rc_pipe *p, const rc_call *call, const rc_piece *pieces
     error_clear(error);
     if (pipe_is_forked(p))
         return error_set(error, RC_INVALID_STATE, "a forked child cannot use its parent's pipe");
-    rc_flight *f = make(p, call, pieces, count);
+    rc_flight *f = make_flight(p, call, pieces, count);
     if (f == NULL)
         return error_set(error, RC_NO_MEMORY, "no memory for a flight");
     int open = enter_pipe(p);
-    rc_result result = open ? prepare(f, stream, error)
+    rc_result result = open ? prepare_flight(f, stream, error)
                             : error_set(error, RC_INVALID_STATE, "the communicator is closed");
     if (result == RC_OK) {
         *out = f;

@@ -8,14 +8,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-static size_t round_up(size_t bytes)
+static size_t align_bytes(size_t bytes)
 {
     return (bytes + REGION_ALIGN - 1) / REGION_ALIGN * REGION_ALIGN;
 }
 
 static size_t counter_bytes(int ranks)
 {
-    return round_up((size_t)ranks * sizeof(region_rank));
+    return align_bytes((size_t)ranks * sizeof(region_rank));
 }
 
 static size_t part_bytes(int ranks)
@@ -27,7 +27,7 @@ static size_t part_bytes(int ranks)
 /* Returns the bytes of one rank's results. */
 static size_t result_bytes(int ranks)
 {
-    return round_up(REGION_DEPTH * part_bytes(ranks));
+    return align_bytes(REGION_DEPTH * part_bytes(ranks));
 }
 
 static size_t region_bytes(int ranks)

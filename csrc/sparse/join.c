@@ -24,7 +24,7 @@ size_t sparse_join_room(const rc_sparse_format *f)
     return words(f) * sizeof(uint64_t) + f->chunk * (2 * sizeof(float) + 3 * sizeof(uint16_t));
 }
 
-static joining divide(const rc_sparse_format *f, const kernel_set *kernels, void *room)
+static joining divide_join_room(const rc_sparse_format *f, const kernel_set *kernels, void *room)
 {
     memset(room, 0, sparse_join_room(f));
     uint64_t *present = room;
@@ -102,7 +102,7 @@ uint64_t sparse_join(const rc_sparse_format *format, const kernel_set *kernels, 
                      const uint8_t *const *wires, int payloads, float factor, uint64_t count,
                      rc_sparse_entries *out, int *poisoned, int *wrong)
 {
-    joining j = divide(format, kernels, room);
+    joining j = divide_join_room(format, kernels, room);
     uint64_t total = 0, offset = 0;
     *wrong = -1;
     *poisoned = 0;

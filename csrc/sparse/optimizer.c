@@ -18,7 +18,8 @@ typedef struct cursor {
     uint32_t left; /* units of this chunk still to come */
 } cursor;
 
-static cursor begin(const rc_sparse_format *f, const rc_sparse_entries *entries, uint64_t count)
+static cursor first_entry(const rc_sparse_format *f, const rc_sparse_entries *entries,
+                          uint64_t count)
 {
     uint64_t chunks = (count + f->chunk - 1) / f->chunk;
     uint32_t left = chunks > 0 ? entries->counts[0] : 0;
@@ -75,7 +76,7 @@ static void visit(const visiting *v, const rc_sparse_entries *entries, unit_fn *
 {
     size_t block = v->format->block;
     uint64_t unit, far;
-    cursor now = begin(v->format, entries, v->count), ahead = now;
+    cursor now = first_entry(v->format, entries, v->count), ahead = now;
     float *values = entries->values;
     for (int i = 0; i < AHEAD && next(&ahead, &far); i++)
         fetch(v, far);

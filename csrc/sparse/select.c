@@ -20,7 +20,8 @@ size_t sparse_select_room(const rc_sparse_format *f)
     return f->chunk * (4 * sizeof(float) + 2 * sizeof(uint16_t)) + LARGEST_SPARE * sizeof(float);
 }
 
-static selecting divide(const rc_sparse_format *f, const kernel_set *kernels, void *room)
+static selecting divide_select_room(const rc_sparse_format *f, const kernel_set *kernels,
+                                    void *room)
 {
     const uint32_t one = 0x3f800000;
     float *c = room;
@@ -46,7 +47,7 @@ static void subtract_values(selecting *s, const sparse_chunk *chunk)
             s->c[s->index[i] * block + j] -= s->values[i * block + j];
 }
 
-static void find(selecting *s, const sparse_chunk *chunk)
+static void find_largest(selecting *s, const sparse_chunk *chunk)
 {
     const float *x = s->c;
     size_t block = s->format->block;
@@ -60,10 +61,10 @@ static void find(selecting *s, const sparse_chunk *chunk)
 
 /* Writes the record of a chunk whose c is known, and leaves in c what was not sent. Returns 1 if a
  * value that is sent is not finite. */
-static int put(selecting *s, const sparse_chunk *chunk, uint8_t *record)
+static int put_record(selecting *s, const sparse_chunk *chunk, uint8_t *record)
 {
     size_t n = chunk->kept * s->format->block;
-    find(s, chunk);
+    find_largest(s, chunk);
     take_values(s, chunk);
     uint8_t *at = sparse_put_indices(s->format, chunk, record, s->index);
     sparse_put_values(s->format, s->kernels, at, s->values, s->half, n);
@@ -75,13 +76,13 @@ int sparse_select(const rc_sparse_format *format, const kernel_set *kernels, voi
                   uint8_t *wire, float *left, const float *residual, const float *delta,
                   float decay, uint64_t count)
 {
-    selecting s = divide(format, kernels, room);
+    selecting s = divide_select_room(format, kernels, room);
     int poisoned = 0, is_far = count * sizeof *left > COPY_PAST_CACHE_BYTES;
     for (uint64_t at = 0; at < count; at += format->chunk) {
         sparse_chunk chunk = sparse_chunk_at(format, count, at);
         const float *before = residual != NULL ? residual + at : NULL;
         kernels->sparse.combine(s.c, before, delta + at, decay, chunk.elems);
-        poisoned |= put(&s, &chunk, wire);
+        poisoned |= put_record(&s, &chunk, wire);
         (is_far ? copy_past_cache : copy_bytes)(left + at, s.c, chunk.elems * sizeof *left);
         wire += chunk.bytes;
     }
