@@ -189,8 +189,8 @@ class Correction:
     def _factor(
         self, optimizer: torch.optim.Optimizer, weights: Sequence[torch.nn.Parameter]
     ) -> torch.Tensor:
-        """What this rank's gradients in flight are multiplied by on trial: what makes them what
-        would be applied; for an optimizer that goes by signs, as long as what was applied."""
+        """Returns the factor of this rank's gradients in flight on trial: it makes of them what
+        would be applied; for an optimizer that goes by signs, a vector as long as that was."""
         device = weights[0].device
         norms = [self._norms[id(weight)] for weight in weights]
         sent, handed = (_length([pair[which] for pair in norms], device) for which in (0, 1))
@@ -212,9 +212,9 @@ class Correction:
     def _as_applied(
         self, key: int, sent: torch.Tensor, handed: torch.Tensor, applied: torch.Tensor
     ) -> torch.Tensor:
-        """What makes of a gradient handed out one that is applied. Means have told it: how much
-        shorter they were when they were applied than when they were handed out is the unit, such
-        as a scale that the hook was not told of, and where they were shorter still, they were
+        """Returns the factor that makes of a gradient handed out one that is applied, as the means
+        before showed it: how much shorter they were when applied than when handed out is the unit,
+        such as a scale that the hook does not know, and where they were shorter still, they were
         clipped to a limit.
 
         Args:
@@ -319,7 +319,7 @@ def _norms(tensors: Sequence[torch.Tensor | None], scale: float = 1.0) -> list[t
 
 
 def _length(norms: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Of vectors together, by the norm of each."""
+    """Returns the norm of vectors together, from the norm of each."""
     length: torch.Tensor = torch.stack([norm.to(device) for norm in norms]).norm()
     return length
 
@@ -342,8 +342,8 @@ def _can_be_tried(optimizer: torch.optim.Optimizer) -> bool:
 
 @contextlib.contextmanager
 def _on_trial(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[Any, StandIns], None]]:
-    """What makes a copy of the optimizer step stand-ins of some of a group's parameters, by their
-    gradients and without hooks. Raises ConfigError where that fails."""
+    """Returns a function that has a copy of the optimizer step stand-ins of some of a group's
+    parameters, by their gradients and without hooks. Raises ConfigError where that fails."""
     step: Any = type(optimizer).step
     step = step.__wrapped__ if getattr(step, "hooked", None) else step
     trial, scratch = object.__new__(type(optimizer)), _Scratch()
