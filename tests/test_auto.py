@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ringcomm import ConfigError
-from ringcomm.adaptive import agreement, law
-from ringcomm.adaptive.agreement import Agreement
+from ringcomm.adaptive import codec_agreement, law
+from ringcomm.adaptive.codec_agreement import Agreement
 from ringcomm.adaptive.law import (
     Freight,
     Law,
@@ -127,12 +127,12 @@ class Ranks:
         self._rows: list[list[float]] = []
         self._text = ""
 
-    def gather(self, row: Sequence[float]) -> agreement.Later[list[list[float]]]:
+    def gather(self, row: Sequence[float]) -> codec_agreement.Later[list[list[float]]]:
         self._rows.append(list(row))
         rows = self._rows
         return lambda: rows
 
-    def spread(self, text: str) -> agreement.Later[str]:
+    def spread(self, text: str) -> codec_agreement.Later[str]:
         self._text = text or self._text
         told = self
         return lambda: told._text

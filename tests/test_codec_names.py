@@ -10,7 +10,7 @@ import pytest
 
 from ringcomm import Communicator
 from ringcomm.codecs import CODECS, Codec, names, parse
-from ringcomm.train.options import _parser
+from ringcomm.train.command_line import _parser
 
 ROOT = Path(__file__).resolve().parent.parent
 

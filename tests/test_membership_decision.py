@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from patience import PATIENCE, until
 
 from ringcomm import BootstrapError, PeerLostError
-from ringcomm.bootstrap.report import MUTE, NO_ANSWER
+from ringcomm.bootstrap.join_failure import MUTE, NO_ANSWER
 from ringcomm.bootstrap.secret import Secret
 from ringcomm.bootstrap.sockets import listen
 from ringcomm.bootstrap.terms import Key, job_hash

@@ -24,8 +24,8 @@ from ringcomm.torch.outer.blocks import Block
 from ringcomm.torch.outer.fragments import buffers_of, cut, trained_of
 from ringcomm.torch.outer.header import Header, Headers
 from ringcomm.torch.outer.hello import Hello, Hellos
-from ringcomm.torch.outer.pace import Pace
 from ringcomm.torch.outer.rules import rule_of
+from ringcomm.torch.outer.schedule import Pace
 from ringcomm.torch.outer.ticks import ScalerTicks, StepTicks, optimizers_of
 from ringcomm.torch.wrapped import inner_of
 

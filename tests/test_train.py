@@ -23,14 +23,14 @@ from run_log import events  # noqa: E402
 
 from ringcomm.errors import ConfigError  # noqa: E402
 from ringcomm.torch.optim import ZeroOneAdam  # noqa: E402
-from ringcomm.train import checkpoint, launcher, models, optim, report, sampling  # noqa: E402
+from ringcomm.train import checkpoint, final_report, launcher, models, optim, sampling  # noqa: E402
 from ringcomm.train.__main__ import main  # noqa: E402
+from ringcomm.train.command_line import Options, _parser, parse  # noqa: E402
 from ringcomm.train.data import TextWindows, load, stratified_split  # noqa: E402
 from ringcomm.train.distributed import World  # noqa: E402
 from ringcomm.train.engine import Engine  # noqa: E402
-from ringcomm.train.loop import Run, train  # noqa: E402
-from ringcomm.train.options import Options, _parser, parse  # noqa: E402
 from ringcomm.train.progress import Progress  # noqa: E402
+from ringcomm.train.run import Run, train  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -395,9 +395,9 @@ def test_the_report_fits_a_terminal_of_80_columns(method: str, by: str) -> None:
         "batch": 1234567,
         "method": method,
     }
-    built = report.build(run, {"loss": 123.4567, "perplexity": 12345.6789}, measured)
+    built = final_report.build(run, {"loss": 123.4567, "perplexity": 12345.6789}, measured)
     lines = shown(built)
-    for label, name, form, how in report._ROWS:
+    for label, name, form, how in final_report._ROWS:
         if name in built:
             assert " ".join(f"{label} {form(built[name])} {how}".split()) in lines
     between = f"{by} over ringcomm, density 0.00012345 between ranks"
@@ -407,7 +407,7 @@ def test_the_report_fits_a_terminal_of_80_columns(method: str, by: str) -> None:
 def shown(built: dict[str, Any]) -> list[str]:
     """The lines of a report, each with single spaces."""
     out = io.StringIO()
-    Console(file=out, width=80, color_system=None).print(report.table(built))
+    Console(file=out, width=80, color_system=None).print(final_report.table(built))
     assert max(map(len, out.getvalue().splitlines())) <= 80
     return [" ".join(line.split()) for line in out.getvalue().splitlines()]
 
@@ -433,7 +433,7 @@ def test_the_report_splits_a_step_and_has_all_that_was_sent() -> None:
         "wire_bytes_per_step": 0.0,
         "shared_bytes_per_step": 2e6,
     }
-    lines = shown(report.build(run, {"loss": 1.0}, measured))
+    lines = shown(final_report.build(run, {"loss": 1.0}, measured))
     assert "throughput 128 samples/s global batch / step" in lines
     assert "compute 300.00 ms step - input - exposed" in lines
     assert "efficiency 75.0% compute / (compute + exposed)" in lines

@@ -20,9 +20,9 @@ from faults.job import Job, Nursery
 from run_log import events
 
 from ringcomm.train import launcher
+from ringcomm.train.command_line import parse
 from ringcomm.train.distributed import World
-from ringcomm.train.loop import train
-from ringcomm.train.options import parse
+from ringcomm.train.run import train
 
 pytestmark = pytest.mark.torch
 

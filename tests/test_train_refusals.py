@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 
 from ringcomm.errors import ConfigError  # noqa: E402
 from ringcomm.train.__main__ import main  # noqa: E402
+from ringcomm.train.command_line import _parser  # noqa: E402
 from ringcomm.train.data import ImageTensors, TextWindows, stratified_split  # noqa: E402
 from ringcomm.train.distributed import World  # noqa: E402
-from ringcomm.train.options import _parser  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

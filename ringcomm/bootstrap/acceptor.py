@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 
 from .handshake import Server
 from .loop import READ, Loop
-from .places import Places
+from .pending_connections import Places
 from .strangers import LOG
 from .system import OUT_OF_RESOURCES, describe
 from .terms import Outcome, RefusedError, Terms

@@ -12,8 +12,8 @@ from typing import Any
 
 from .blobs import Record
 from .greeting import MAX_PORTS
+from .join_failure import CONNECTED, MAX_ROWS, NOT_SEEN, Row, join_error
 from .lanes import LaneId
-from .report import CONNECTED, MAX_ROWS, NOT_SEEN, Row, join_error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
     WAITING --> CONNECTING --> SHAKING --> DONE
        ^------------+-------------+            (or STOPPED, from any state)
 
-Invariants: ``state`` and ``detail`` always say, in the words of report.py, how the latest try
+Invariants: ``state`` and ``detail`` always say, in the words of join_failure.py, how the latest try
 went; a peer's refusal is trusted only if it is proven; once connected, a Dial waits until the
 other end answers or closes, so that it keeps its place in the peer's queue, where strangers may
 be before it; a Dial owns its socket until it hands it over.
@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable
 
 from .handshake import Client
+from .join_failure import MUTE, NO_ANSWER, REFUSED
 from .loop import READ, WRITE, Loop, Timer
-from .report import MUTE, NO_ANSWER, REFUSED
 from .sockets import bind_to_device, family, place
 from .system import describe
 from .terms import Outcome, RefusedError

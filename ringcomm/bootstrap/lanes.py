@@ -18,9 +18,9 @@ from typing import NamedTuple
 from .acceptor import Acceptor
 from .dialer import Dial, Target
 from .handshake import Client, Server
+from .join_failure import CONNECTED, LEFT, NO_ANSWER, NOT_SEEN, REFUSED, Row
 from .loop import Loop
 from .probe import PROBE_LANE
-from .report import CONNECTED, LEFT, NO_ANSWER, NOT_SEEN, REFUSED, Row
 from .same_user import vetting
 from .sockets import keep_alive, show, silence, tune
 from .terms import Key, RefusedError, Role, Terms, duplicate, unexpected

@@ -2,7 +2,7 @@
 
     Exchange.allgather(blob) -> every rank's blob, in rank order
 
-Carriers: our own TCP hub (hub.py, member.py), a torch Store, an mpi4py communicator, or any
+Carriers: our own TCP hub (hub.py, hub_client.py), a torch Store, an mpi4py communicator, or any
 function that gathers equal-sized bytes (a parent communicator). torch and mpi4py are never
 imported here; their objects come from the caller.
 
@@ -27,11 +27,11 @@ from ..config import Config
 from ..errors import BootstrapError, ConfigError, RingcommError
 from .blobs import MAX_BYTES, Record, pack
 from .hub import Hub
+from .hub_client import open_member
+from .join_failure import FAILED_HEADLINE, MAX_ROWS, NEVER_CAME, Row, join_error
 from .launch import Identity
 from .loop import LOOK_EVERY, Loop
 from .meeting import PortsInUseError, open_listeners
-from .member import open_member
-from .report import FAILED_HEADLINE, MAX_ROWS, NEVER_CAME, Row, join_error
 from .rivals import find_rival
 from .secret import Secret
 from .suspicion import Lost, Suspicion

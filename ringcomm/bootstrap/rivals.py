@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from .dialer import Dial, Target
 from .handshake import Client
+from .join_failure import JoinError, Row, join_error
 from .loop import Loop
-from .report import JoinError, Row, join_error
 from .same_user import vetting
 from .sockets import show
 from .terms import Key, Outcome, RefusedError, Terms

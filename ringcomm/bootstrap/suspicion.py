@@ -13,8 +13,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from .join_failure import Row
 from .loop import LOOK_EVERY, Loop
-from .report import Row
 
 GRACE = 0.5
 """Seconds after which a suspicion counts."""

@@ -24,8 +24,8 @@ from typing import Protocol
 from ..bootstrap.acceptor import Acceptor
 from ..bootstrap.dialer import Dial, Target
 from ..bootstrap.handshake import Client, Server
+from ..bootstrap.join_failure import REFUSED
 from ..bootstrap.loop import READ, WRITE, Loop
-from ..bootstrap.report import REFUSED
 from ..bootstrap.same_user import vetting
 from ..bootstrap.sockets import end_when_silent, show, tune
 from ..bootstrap.terms import Key, RefusedError, Role, Terms, duplicate, unexpected

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from ..errors import did_you_mean
-from . import backend, meeting, optim, outer, sparse, untraced
+from . import backend, init_method, optim, outer, sparse, untraced
 from .auto import Auto
 from .frameworks import attach
 from .guards import IdenticalDataWarning, SilenceWarning
@@ -25,7 +25,7 @@ from .outer import OuterStep
 from .stale import Stale1
 
 backend.register()
-meeting.register()
+init_method.register()
 untraced.leave_alone("ringcomm")
 
 __all__ = [

@@ -28,91 +28,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypedDict
 
 from ..intervals import Interval, covered
 from ..work import WorkStats
+from .hook_report import CodecStretch, HookReport, StepReport
 
 KEPT = 1000
-
-
-class StepReport(TypedDict):
-    """Figures of one step; ``HookState.report`` explains them."""
-
-    step_s: float
-    compute_s: float
-    backward_s: float
-    hidden_s: float
-    exposed_s: float
-    in_flight_s: float
-    deferred: bool
-    buckets: int
-    payload_bytes: int
-    wire_bytes: int
-    shared_bytes: int
-
-
-class CodecStretch(TypedDict):
-    """A run of steps with one codec: the numbers, from 0 on, of its first and last step."""
-
-    codec: str
-    first: int
-    last: int
-
-
-class HookReport(dict[str, Any]):
-    """Report of a hook: a dictionary whose values are attributes, too; ``print`` shows it as a
-    table."""
-
-    @property
-    def buckets(self) -> int:
-        """Buckets reduced."""
-        return int(self["buckets"])
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of gradients, before compression."""
-        return int(self["payload_bytes"])
-
-    @property
-    def wire_bytes(self) -> int:
-        """Bytes of payload that this rank sent over its ports, after compression."""
-        return int(self["wire_bytes"])
-
-    @property
-    def shared_bytes(self) -> int:
-        """Bytes that this rank wrote to the memory that ranks of a host share."""
-        return int(self["shared_bytes"])
-
-    @property
-    def rail_bytes(self) -> list[int]:
-        """Bytes sent by each port, in rail order, with frame headers."""
-        return list(self["rail_bytes"])
-
-    @property
-    def comm_s(self) -> float:
-        """Seconds from submission to completion, summed over buckets."""
-        return float(self["comm_s"])
-
-    @property
-    def works(self) -> list[Interval]:
-        """Times of submission and completion of each bucket."""
-        return list(self["works"])
-
-    @property
-    def steps(self) -> list[StepReport]:
-        """Reports of the finished steps, oldest first."""
-        return list(self["steps"])
-
-    @property
-    def codecs(self) -> list[CodecStretch]:
-        """Codecs of the whole run, each with its first and last step."""
-        return list(self["codecs"])
-
-    def __str__(self) -> str:
-        from .table import table_of  # imports rich, which only printing needs
-
-        return table_of(self)
 
 
 @dataclasses.dataclass
@@ -306,11 +227,3 @@ class Account:
                 steps=[step.told() for step in self._steps if step.is_over],
                 codecs=[stretch.copy() for stretch in self._codecs],
             )
-
-
-def bytes_text(count: float) -> str:
-    """Writes a number of bytes with its unit, for people."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if count >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count:.0f} bytes"

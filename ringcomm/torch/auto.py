@@ -24,15 +24,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..adaptive.agreement import Agreement
+from ..adaptive.codec_agreement import Agreement
 from ..adaptive.law import FIRST_STEPS, Freight, Law, Rung, StepTook, ladder
 from ..codecs import Codec, parse
 from ..errors import ConfigError
-from .account import StepReport
+from .argument_checks import require_able, require_truth, require_whole
 from .buckets import Bucket
 from .exchange import CommExchange
+from .hook_report import StepReport
 from .named_feedback import COMPRESSIBLE
-from .settings import require_able, require_truth, require_whole
 from .steps import before_steps, has_any
 
 _log = logging.getLogger("ringcomm")

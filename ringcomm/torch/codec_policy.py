@@ -18,11 +18,11 @@ from typing import Any, Protocol
 import torch
 
 from ..codecs import CODECS, Codec, parse
-from .account import StepReport
+from .argument_checks import require_able
 from .auto import Auto
 from .buckets import Bucket
 from .exchange import CommExchange
-from .settings import require_able
+from .hook_report import StepReport
 
 
 class CodecPolicy(Protocol):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..adaptive.agreement import Later
+from ..adaptive.codec_agreement import Later
 from ..communicator import Communicator
 from .grid import Grid
 
@@ -27,7 +27,7 @@ _PROBES = 4
 
 
 class CommExchange:
-    """Implements adaptive.agreement.Exchange over one communicator.
+    """Implements adaptive.codec_agreement.Exchange over one communicator.
 
     Attributes:
         decides: whether this rank decides, and ``spread`` sends its text.

@@ -27,13 +27,13 @@ from typing_extensions import Unpack
 
 from ..codecs import Compression
 from ..errors import ConfigError
+from .argument_checks import require_able, takes
 from .codec_policy import CodecPolicy
 from .hooks import REMOVED, HookSettings, HookState, allreduce_hook
 from .optim.exchanging import ExchangingOptimizer
 from .outer import OuterStep
 from .outer.settings import OuterSettings
 from .outer.step import require_settings
-from .settings import require_able, takes
 from .wrapped import bare_optimizer, stop_exchange, wrappers_of
 
 _FILE = "outer_step.pt"

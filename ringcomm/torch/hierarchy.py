@@ -11,136 +11,20 @@ wait.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 
-from ..codecs import Codec, Compression
+from ..codecs import Compression
 from ..communicator import Communicator
-from ..errors import ConfigError, RingcommError
 from ..feedback import FeedbackStore
-from .account import Account
-from .buckets import Bucket
+from .argument_checks import require_able, takes
 from .codec_policy import CodecPolicy
-from .exchange import CommExchange, GridExchange
 from .grid import Grid
 from .group import default_comm
 from .hooks import REMOVED, HookState
-from .named_feedback import NamedFeedback
-from .settings import require_able, takes
-from .shares import Shares
 from .stale import Stale1
-from .transport import GradientFuture
-from .trips import Courier, Trip
-
-
-class HierarchicalTransport:
-    """Transport by way of a grid of ranks.
-
-    Args:
-        grid: the ranks' rows and columns; None: of a copy, which cannot carry anything.
-    """
-
-    account: Account
-    residuals: NamedFeedback
-
-    def __init__(self, grid: Grid | None) -> None:
-        self.error: RingcommError | None = None
-        self._grid = grid
-        self._lock = threading.Lock()
-        self._failed = threading.Event()
-        self._trips: list[Trip] = []
-        self._courier = Courier()
-
-    def bind(self, account: Account, residuals: NamedFeedback) -> None:
-        self.account, self.residuals = account, residuals
-
-    @property
-    def grid(self) -> Grid:
-        """This rank's row and column. Raises ConfigError in a copy, which has none."""
-        if self._grid is None:
-            raise ConfigError("a copy of a HierarchicalState has no connections; make a new one")
-        return self._grid
-
-    @property
-    def comm(self) -> Communicator:
-        """Communicator of the ranks of equal place, one on each host."""
-        return self.grid.column
-
-    @property
-    def exchange(self) -> CommExchange:
-        """Control messages by way of the grid."""
-        return GridExchange(self.grid)
-
-    def close(self) -> None:
-        """Closes the communicators of the grid, if there is one."""
-        if self._grid is not None:
-            self._courier.end()
-            self._grid.close()
-
-    # ---- a step ----
-
-    def begin(self) -> None:
-        """Makes this rank's row watch over the step."""
-        self.grid.watch(self.fail)
-
-    def launch(self, bucket: Bucket, codec: Codec) -> GradientFuture:
-        """Starts a bucket's trip. Raises RingcommError, and any error of the local group, which
-        fails the step on all ranks."""
-        try:
-            trip = Trip(self, bucket, codec)
-        except RingcommError:
-            raise
-        except Exception as error:  # raised by the local group
-            self.fail(RingcommError(f"the local group failed: {error}"))
-            raise
-        with self._lock:
-            self._trips.append(trip)
-        if self.error is not None:  # fail() came before the trip was in the list
-            trip.end()
-        self._courier.take(trip)
-        future: GradientFuture = trip.future
-        return future
-
-    def forget(self, trip: Trip) -> None:
-        """Removes a trip that is over."""
-        with self._lock:
-            if trip in self._trips:
-                self._trips.remove(trip)
-
-    def fail(self, error: RingcommError) -> None:
-        """Ends the step here and on all other ranks. May be called from any thread, any number of
-        times."""
-        with self._lock:
-            first = self.error is None
-            if first:
-                self.error = error
-            trips = list(self._trips)
-        self._failed.set()
-        if first:
-            self.grid.fail(error)
-        for trip in trips:
-            trip.end()
-
-    def failed_within(self, seconds: float) -> bool:
-        """Waits for a failure, at most that long. Returns whether there is one."""
-        return self._failed.wait(seconds)
-
-    # ---- residuals ----
-
-    def kept_of(self, parameter: torch.Tensor) -> int:
-        """Returns the number of the parameter's elements in this rank's share."""
-        return -(-parameter.numel() // self.grid.places)
-
-    def joined(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Joins the residuals of the row's shares."""
-        return Shares(self.grid, self.residuals.count_of).joined(saved)
-
-    def divided(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Cuts this rank's share out of joined residuals."""
-        return Shares(self.grid, self.residuals.count_of).divided(saved)
+from .trips import HierarchicalTransport
 
 
 class HierarchicalState(HookState):

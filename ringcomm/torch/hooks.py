@@ -9,7 +9,7 @@ The state consists of parts that know only each other's interfaces:
 
     codec policy    the codec of each step                 codec_policy.py
     pace            which step's mean a backward gets      pace.py
-    transport       the way to the other ranks and back    transport.py, hierarchy.py
+    transport       the way to the other ranks and back    transport.py, trips.py
     residuals       codec errors to add later, by name     named_feedback.py
     account         bytes and times                        account.py
 
@@ -35,14 +35,15 @@ from ..errors import ConfigError, RingcommError, TensorError, naming
 from ..exact import without_exact
 from ..feedback import ErrorFeedback, FeedbackStore
 from . import guards, profiling
-from .account import Account, HookReport
+from .account import Account
+from .argument_checks import require_able, require_truth, require_whole, takes
 from .buckets import Bucket
 from .codec_policy import CodecPolicy, needs_feedback, policy_of
 from .guards import ONEBIT, AdamWatch
+from .hook_report import HookReport
 from .named_feedback import COMPRESSIBLE, NamedFeedback
-from .optim.agreement import require_alike
+from .optim.step_agreement import require_alike
 from .pace import pace_of
-from .settings import require_able, require_truth, require_whole, takes
 from .stale import Stale1
 from .tensors import require_dense
 from .transport import FlatTransport, GradientFuture, Transport, failed_future

@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 from ..codecs import Compression, parse
 from ..config import REMOVED, Algorithm, Config, compression_from_env
 from ..errors import ConfigError
-from .settings import takes
+from .argument_checks import takes
 
 
 class _ConfigFields(TypedDict, total=False):

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch.autograd.profiler import record_function
 
-from .account import Account, Moved, bytes_text
+from .account import Account, Moved
 from .backward import after_backward
 from .buckets import Bucket
+from .hook_report import bytes_text
 from .works import RingWork
 
 _Future = torch.futures.Future[torch.Tensor]

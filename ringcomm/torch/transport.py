@@ -1,7 +1,7 @@
 """The way of a bucket to the other ranks and back: the interface, and the flat all-reduce.
 
     FlatTransport            bucket ─ parts ─ all-reduce of each over all ranks        this module
-    HierarchicalTransport    through the host first: trips.py, hierarchy.py
+    HierarchicalTransport    through the host first: trips.py
 
 Invariants: a bucket's memory is reduced in place, to the mean. A Future is completed once, after
 the last of the bucket's works. On a GPU that is when the copies of all results are queued, and the

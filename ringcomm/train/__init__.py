@@ -6,16 +6,16 @@ It shows the use of ringcomm from PyTorch, and scaling claims are measured with 
 
 Files, top to bottom; a file imports only files below it:
 
-    __main__                      errors become one sentence and an exit code
-    loop                          a run from set-up to report
-    engine                        a training step, an evaluation
-    methods                       exchange between ranks: gradients, momentum, weights
-    distributed                   the process group, and control messages between ranks
-    progress, report, checkpoint  display and log, final report, files on disk
-    sampling, optim, models       order of the samples, optimizers, networks
+    __main__                            errors become one sentence and an exit code
+    run                                 a run from set-up to report
+    engine                              a training step, an evaluation
+    methods                             exchange between ranks: gradients, momentum, weights
+    distributed                         the process group, and control messages between ranks
+    progress, final_report, checkpoint  display and log, final report, files on disk
+    sampling, optim, models             order of the samples, optimizers, networks
     resnet, vit, gpt, transformer
-    folder, data                  sources of samples
-    launcher, options             the environment, the command line
+    data                                sources of samples
+    launcher, command_line              the environment, the command line
 
 Invariants. It trains on the CPU. N ranks with a global batch B see exactly the batches that one
 process with batch B sees, so their weights agree up to the order of summation.

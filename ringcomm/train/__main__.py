@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ..errors import ConfigError, RingcommError
 from . import launcher
-from .options import Options, parse
+from .command_line import Options, parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,7 +43,7 @@ def _run(options: Options) -> None:
             "the trainer needs PyTorch, which is missing; pip install 'ringcomm[torch]'"
         ) from None
     from .distributed import join
-    from .loop import train
+    from .run import train
 
     with join(options) as world:
         train(options, world)

@@ -38,8 +38,8 @@ from ..config import Config
 from ..errors import ConfigError
 from ..torch import Options as GroupOptions
 from . import launcher
+from .command_line import Options
 from .launcher import SharedError
-from .options import Options
 
 Made = TypeVar("Made")
 

@@ -20,9 +20,9 @@ from torch import nn
 from torch.nn import functional
 
 from . import methods, optim
+from .command_line import Options
 from .data import Data
 from .distributed import World
-from .options import Options
 from .sampling import MicroBatches
 
 

@@ -24,10 +24,10 @@ from ..codecs import Compression
 from ..communicator import Communicator
 from ..errors import RingcommError
 from ..torch import HookState, OuterStep, allreduce_hook
-from ..torch.account import CodecStretch
+from ..torch.hook_report import CodecStretch
 from . import optim
+from .command_line import Options
 from .distributed import World
-from .options import Options
 
 #: Names of figures in the trainer's report -> in the hook's report of a step.
 _OF_A_STEP = {

@@ -16,8 +16,8 @@ from torch import nn
 from ..communicator import Communicator
 from ..errors import ConfigError
 from ..torch import optim, sparse
+from .command_line import DDP_METHODS, DENSITY, Options
 from .models import family
-from .options import DDP_METHODS, DENSITY, Options
 
 _DEFAULTS = {
     "sgd": (0.1, 5e-4),

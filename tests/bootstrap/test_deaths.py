@@ -17,9 +17,9 @@ from test_carriers import FakeMpi, FakeStore
 
 from ringcomm.bootstrap import bringup, lanes, mesh, rendezvous
 from ringcomm.bootstrap import suspicion as suspicion_module
+from ringcomm.bootstrap.join_failure import LEFT, Row
 from ringcomm.bootstrap.loop import Loop
 from ringcomm.bootstrap.rendezvous import Exchange, GatherExchange, StoreExchange, mpi_exchange
-from ringcomm.bootstrap.report import LEFT, Row
 from ringcomm.bootstrap.suspicion import Suspicion
 from ringcomm.config import Config
 from ringcomm.errors import BootstrapError

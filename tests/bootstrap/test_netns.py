@@ -20,9 +20,9 @@ import pytest
 from bringup_world import Outcome, meshes, run_ranks
 from patience import PATIENCE, PROMPT
 
-from ringcomm.bootstrap import hub, lanes, meeting, member, mesh, probe
+from ringcomm.bootstrap import hub, hub_client, lanes, meeting, mesh, probe
+from ringcomm.bootstrap.join_failure import JoinError
 from ringcomm.bootstrap.launch import Identity
-from ringcomm.bootstrap.report import JoinError
 from ringcomm.bootstrap.secret import Secret
 from ringcomm.config import Config
 from ringcomm.errors import ConfigError
@@ -540,7 +540,7 @@ def test_several_ranks_on_each_host(lab: Lab) -> None:
 def test_own_name_on_the_loopback(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Debian's /etc/hosts: rank 0's host calls itself 127.0.1.1, the others know better."""
     monkeypatch.setattr(meeting, "resolve", lambda host: ["127.0.1.1"])
-    monkeypatch.setattr(member, "resolve", lambda host: ["10.7.0.1"])
+    monkeypatch.setattr(hub_client, "resolve", lambda host: ["10.7.0.1"])
     lab.host((0, "10.7.0.1/24"))
     lab.host((0, "10.7.0.2/24"))
     for made in meshes(lab.join("node0")):

@@ -15,13 +15,13 @@ import pytest
 from bringup_world import Outcome, identity, run_ranks
 from patience import PATIENCE, PROMPT, until
 
-from ringcomm.bootstrap import hub, meeting, member, rendezvous, rivals
+from ringcomm.bootstrap import hub, hub_client, meeting, rendezvous, rivals
 from ringcomm.bootstrap.blobs import MAX_BYTES
 from ringcomm.bootstrap.handshake import Server
 from ringcomm.bootstrap.hub import HEADER
+from ringcomm.bootstrap.join_failure import JoinError
 from ringcomm.bootstrap.launch import Identity
 from ringcomm.bootstrap.rendezvous import open_tcp
-from ringcomm.bootstrap.report import JoinError
 from ringcomm.bootstrap.secret import Secret
 from ringcomm.bootstrap.sockets import peer_of
 from ringcomm.bootstrap.terms import Key, Role, Terms, job_hash
@@ -267,7 +267,7 @@ def test_member_that_resets_behind_its_proof(port: int, monkeypatch: pytest.Monk
                 exchange.close()
         else:
             made = open_tcp(identity(1, 2, port), Config(), SECRET, deadline)
-            assert isinstance(made, member.Member)
+            assert isinstance(made, hub_client.Member)
             made._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             made.close()
 
@@ -373,7 +373,7 @@ def test_name_that_does_not_resolve(port: int, monkeypatch: pytest.MonkeyPatch) 
     def fail(*_: Any, **__: Any) -> Any:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(member, "_RESOLVE_PAUSE", 0.1)
+    monkeypatch.setattr(hub_client, "_RESOLVE_PAUSE", 0.1)
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     unknown = Identity(0, 2, None, None, "node0", (port,), "env", "job")
     with pytest.raises(ConfigError, match=r"host, node0, cannot be resolved .*set MASTER_ADDR"):
@@ -437,7 +437,7 @@ def test_member_survives_a_broken_hub(answer: bytes) -> None:
     member_end = socket.create_connection(server.getsockname())
     hub_end, _ = server.accept()
     with server, hub_end:
-        exchange = member.Member(identity(1, 2, 4000), member_end)
+        exchange = hub_client.Member(identity(1, 2, 4000), member_end)
         hub_end.sendall(answer)
         with pytest.raises(BootstrapError):
             exchange.allgather(b"x", time.monotonic() + 2)

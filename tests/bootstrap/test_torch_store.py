@@ -10,8 +10,8 @@ import pytest
 from bringup_world import Outcome, run_ranks
 from patience import PROMPT
 
+from ringcomm.bootstrap.join_failure import JoinError
 from ringcomm.bootstrap.rendezvous import StoreExchange
-from ringcomm.bootstrap.report import JoinError
 
 torch_distributed = pytest.importorskip("torch.distributed")
 

@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import ringcomm.torch  # noqa: F401
 from ringcomm.errors import ConfigError
 from ringcomm.train import models
+from ringcomm.train.command_line import Options
 from ringcomm.train.data import load
-from ringcomm.train.options import Options
 
 PRELOADED = (
     "torch._dynamo",

@@ -13,10 +13,10 @@ from faults.rank import Rank
 
 from ringcomm.train import launcher
 from ringcomm.train.__main__ import main
+from ringcomm.train.command_line import parse
 from ringcomm.train.distributed import join
 from ringcomm.train.engine import Engine
-from ringcomm.train.loop import train
-from ringcomm.train.options import parse
+from ringcomm.train.run import train
 
 
 def command(rank: Rank, arguments: list[str]) -> None:

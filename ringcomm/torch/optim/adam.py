@@ -42,7 +42,7 @@ from typing_extensions import Unpack
 from ...codecs import Compression
 from ...communicator import Communicator
 from ...feedback import FeedbackStore
-from ..settings import require, takes
+from ..argument_checks import require, takes
 from . import saved
 from .arithmetic import (
     average_in,

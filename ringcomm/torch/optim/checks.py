@@ -9,7 +9,7 @@ import torch
 from ... import codecs
 from ...calls import is_number
 from ...errors import TensorError
-from ..settings import require
+from ..argument_checks import require
 
 #: Removed arguments of the 1-bit optimizers and their replacements; see ``names_arguments``.
 REMOVED = {

@@ -20,14 +20,14 @@ import torch
 
 from ...communicator import Communicator
 from ...errors import RingcommError, naming, warn_caller
+from ..argument_checks import require
 from ..group import default_comm
 from ..guards import refuse_others
-from ..settings import require
 from . import saved
-from .agreement import require_alike, require_same
 from .checks import require_dense
 from .overlap import F, Overlap, S
 from .span import Numbered
+from .step_agreement import require_alike, require_same
 
 _PATIENCE = 3  # steps without a gradient until the error
 

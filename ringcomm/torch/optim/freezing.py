@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ...calls import is_integer
-from ..settings import require
+from ..argument_checks import require
 
 Freeze = int | Literal["stable"]
 _RATIO = 0.96  # 1-bit Adam's: least ratio of a stable variance at both ends of its memory

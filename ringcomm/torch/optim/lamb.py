@@ -23,7 +23,7 @@ from typing_extensions import Unpack
 
 from ...codecs import Compression
 from ...communicator import Communicator
-from ..settings import require, takes
+from ..argument_checks import require, takes
 from .adam import Renewed
 from .arithmetic import with_decay
 from .checks import REMOVED, at_least, codec_name, require_adam

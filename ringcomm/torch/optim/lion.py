@@ -18,7 +18,7 @@ from typing_extensions import Unpack
 
 from ...codecs import Compression
 from ...communicator import Communicator
-from ..settings import require, takes
+from ..argument_checks import require, takes
 from .arithmetic import blend_in, move
 from .checks import at_least, codec_name, require_betas
 from .rule import Exchange, Rule

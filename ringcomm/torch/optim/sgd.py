@@ -18,7 +18,7 @@ from typing_extensions import Unpack
 from ...calls import is_number
 from ...codecs import Compression
 from ...communicator import Communicator
-from ..settings import require, takes
+from ..argument_checks import require, takes
 from .checks import at_least, codec_name
 from .rule import Exchange, Rule
 from .span import Span

@@ -26,14 +26,14 @@ from ...codecs import parse
 from ...communicator import Communicator
 from ...errors import ConfigError, naming, warn_caller
 from ...feedback import FeedbackStore
-from ..settings import require, require_whole
+from ..argument_checks import require, require_whole
 from . import saved
-from .agreement import agree
 from .checks import at_least, codec_name
 from .exchanging import ExchangingOptimizer
-from .flight import Flight
 from .rule import Rule
 from .span import SPAN_BYTES, Numbered, Span, lay_out
+from .span_exchanges import Flight
+from .step_agreement import agree
 
 _IN_FLIGHT = 4  # most spans in flight
 

@@ -28,7 +28,7 @@ from typing_extensions import Unpack
 
 from ...codecs import Compression
 from ...communicator import Communicator
-from ..settings import require, takes
+from ..argument_checks import require, takes
 from .arithmetic import blend_in, mask, power, root, square_in, with_decay
 from .checks import REMOVED, at_least, codec_name, require_adam
 from .freezing import Renewals

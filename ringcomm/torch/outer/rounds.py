@@ -44,9 +44,9 @@ from .blocks import Scratch
 from .flight import Flight, Fragment, Outcome
 from .header import Header, Headers
 from .hello import Hello, Hellos
-from .pace import Pace
 from .peers import FixedPeers, Peers, Round
 from .report import OuterReport, Stopwatch
+from .schedule import Pace
 
 _log = logging.getLogger("ringcomm")
 

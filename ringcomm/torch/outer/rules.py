@@ -26,7 +26,7 @@ from typing import Protocol
 import torch
 
 from ...errors import ConfigError, did_you_mean
-from ..settings import require_number
+from ..argument_checks import require_number
 from ..tiles import tiles
 
 GAIN = 1.4

@@ -14,10 +14,10 @@ from ...codecs import Compression
 from ...communicator import Communicator
 from ...errors import ConfigError
 from ...membership.member import checked_grace
-from ..settings import require_number, require_whole
-from .pace import Pace
+from ..argument_checks import require_number, require_whole
 from .peers import Peers
 from .rules import Rule, Sparse, rule_of
+from .schedule import Pace
 from .sparse_wires import SparseWires
 from .wires import DenseWires, Wires
 

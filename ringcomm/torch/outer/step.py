@@ -10,7 +10,7 @@
 
 It consists of parts that do not depend on each other:
 
-    ticks.py      ends of iterations             pace.py       when a round is due
+    ticks.py      ends of iterations             schedule.py   when a round is due
     fragments.py  the cut of the model           wires.py      exchanges of deltas
     rules.py      updates of the anchor          peers.py      members of a round
     rounds.py     the rounds, and their end      guard.py      skipped steps
@@ -44,9 +44,9 @@ from ...errors import ConfigError, RingcommError, naming
 from ...exact import without_exact
 from ...membership import Membership
 from .. import guards
+from ..argument_checks import takes
 from ..group import default_comm
 from ..optim.exchanging import ExchangingOptimizer
-from ..settings import takes
 from ..wrapped import inner_of
 from . import state
 from .blocks import Block

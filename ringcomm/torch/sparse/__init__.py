@@ -11,6 +11,6 @@ The model is not in DistributedDataParallel: the optimizer does the exchange.
 from __future__ import annotations
 
 from .optimizer import SparseOptimizer
-from .rules import SGD, Adam
+from .update_rules import SGD, Adam
 
 __all__ = ["SGD", "Adam", "SparseOptimizer"]

@@ -27,10 +27,10 @@ from ...communicator import Communicator
 from ...errors import ConfigError, naming
 from ...exact import is_exact, is_own
 from ...sparse import SparseExchange
+from ..argument_checks import require
 from ..optim import saved
 from ..optim.exchanging import ExchangingOptimizer
 from ..optim.span import Numbered, places_of
-from ..settings import require
 from .bucket import BLOCK, Bucket, States, lay_out
 from .pipeline import Pipeline, Round
 

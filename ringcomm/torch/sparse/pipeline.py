@@ -23,7 +23,7 @@ from ...chunks import Entries
 from ...errors import ConfigError
 from ...sparse import SparseRound
 from ...work import Work
-from ..optim.agreement import fingerprint, require_equal
+from ..optim.step_agreement import fingerprint, require_equal
 from ..worker import Worker
 from .bucket import Bucket
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ringcomm.bootstrap.places import Places
+from ringcomm.bootstrap.pending_connections import Places
 
 
 @dataclasses.dataclass(eq=False)

@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 from . import checkpoint, launcher, models, optim, sampling
+from .command_line import AUTO, DDP_METHODS, Options
 from .data import Data, load
 from .distributed import World
 from .engine import Engine, StepRecord
+from .final_report import build, table
 from .launcher import SharedError
-from .options import AUTO, DDP_METHODS, Options
 from .progress import Log, Progress
-from .report import build, table
 
 _TOLD_EVERY = 10  # steps between two lines of progress
 _UNSETTLED = 5  # first steps, not measured: DDP rebuilds its buckets and allocators grow

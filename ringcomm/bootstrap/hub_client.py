@@ -19,10 +19,10 @@ from .blobs import MAX_BYTES, Record
 from .dialer import Dial, Target
 from .handshake import Client
 from .hub import ALL, BLOB, FAILED, HEADER, LENGTH
+from .join_failure import LEFT, MAX_ROWS, Row, join_error
 from .launch import Identity
 from .loop import READ, Loop
 from .meeting import resolve
-from .report import LEFT, MAX_ROWS, Row, join_error
 from .same_user import vetting
 from .secret import Secret, check_exposed
 from .sockets import end_when_silent, peer_of, show, tune

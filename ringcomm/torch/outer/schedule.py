@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import ConfigError
-from ..settings import require_whole
+from ..argument_checks import require_whole
 
 
 class Pace:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from ...chunks import AdamStep, SgdStep, adam, sgd
+from ..argument_checks import require
 from ..optim.checks import at_least, require_adam
-from ..settings import require
 from .bucket import States, in_lines
 from .optimizer import SparseOptimizer
 from .pipeline import Round

@@ -1,7 +1,7 @@
 """The command line: one frozen dataclass of settings and the parser that fills it.
 
 Invariants: this file does not import torch, so ``--help`` and a bad argument answer at once.
-Settings that need neither the data nor the world size are checked here; the rest by ``loop``. Every
+Settings that need neither the data nor the world size are checked here; the rest by ``run``. Every
 refusal is a ConfigError of one sentence that names the fix. No option is the beginning of one of
 torchrun's, which would take it for its own (so ``--log-file``, for it has ``--log-dir``).
 """

@@ -1,0 +1,144 @@
+"""The report of a gradient hook: figures of its steps, and the table of them that people read.
+
+In the table bytes are totals of all steps since the reset, and times are means of the single steps
+that are kept.
+"""
+
+from __future__ import annotations
+
+import io
+import statistics
+from typing import Any, Literal, TypedDict
+
+from ..intervals import Interval
+
+_Bytes = Literal["payload_bytes", "wire_bytes", "shared_bytes"]
+_TIMES: tuple[tuple[str, Literal["step_s", "compute_s", "exposed_s", "hidden_s"]], ...] = (
+    ("step", "step_s"),
+    ("  compute", "compute_s"),
+    ("  exposed communication", "exposed_s"),
+    ("hidden communication", "hidden_s"),
+)
+
+
+class StepReport(TypedDict):
+    """Figures of one step; ``HookState.report`` explains them."""
+
+    step_s: float
+    compute_s: float
+    backward_s: float
+    hidden_s: float
+    exposed_s: float
+    in_flight_s: float
+    deferred: bool
+    buckets: int
+    payload_bytes: int
+    wire_bytes: int
+    shared_bytes: int
+
+
+class CodecStretch(TypedDict):
+    """A run of steps with one codec: the numbers, from 0 on, of its first and last step."""
+
+    codec: str
+    first: int
+    last: int
+
+
+class HookReport(dict[str, Any]):
+    """Report of a hook: a dictionary whose values are attributes, too; ``print`` shows it as a
+    table."""
+
+    @property
+    def buckets(self) -> int:
+        """Buckets reduced."""
+        return int(self["buckets"])
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of gradients, before compression."""
+        return int(self["payload_bytes"])
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes of payload that this rank sent over its ports, after compression."""
+        return int(self["wire_bytes"])
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes that this rank wrote to the memory that ranks of a host share."""
+        return int(self["shared_bytes"])
+
+    @property
+    def rail_bytes(self) -> list[int]:
+        """Bytes sent by each port, in rail order, with frame headers."""
+        return list(self["rail_bytes"])
+
+    @property
+    def comm_s(self) -> float:
+        """Seconds from submission to completion, summed over buckets."""
+        return float(self["comm_s"])
+
+    @property
+    def works(self) -> list[Interval]:
+        """Times of submission and completion of each bucket."""
+        return list(self["works"])
+
+    @property
+    def steps(self) -> list[StepReport]:
+        """Reports of the finished steps, oldest first."""
+        return list(self["steps"])
+
+    @property
+    def codecs(self) -> list[CodecStretch]:
+        """Codecs of the whole run, each with its first and last step."""
+        return list(self["codecs"])
+
+    def __str__(self) -> str:
+        return _table(self)
+
+
+def _table(report: HookReport) -> str:
+    """Writes the report as a table of a few lines, without an end of line."""
+    from rich import box  # which only printing needs
+    from rich.console import Console
+    from rich.table import Table
+
+    steps = len(report.steps)
+    out = Table(
+        box=box.SIMPLE,
+        title=f"gradients exchanged: {report.buckets:,} buckets, {steps:,} steps",
+        title_justify="left",
+    )
+    out.add_column("")
+    out.add_column("all", justify="right")
+    out.add_column("a step", justify="right")
+    for name, total, key in _bytes_of(report):
+        mean = statistics.fmean(s[key] for s in report.steps) if key and steps else None
+        out.add_row(name, bytes_text(total), "" if mean is None else bytes_text(mean))
+    for name, part in _TIMES if steps else ():
+        out.add_row(name, "", f"{1e3 * statistics.fmean(s[part] for s in report.steps):,.2f} ms")
+    text = io.StringIO()
+    Console(file=text, width=80, color_system=None).print(out)
+    return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
+
+
+def _bytes_of(report: HookReport) -> list[tuple[str, int, _Bytes | None]]:
+    """Returns (row's name, total bytes, key of the bytes in a step's report) for each row."""
+    rails = [
+        (f"  rail {rail}, headers too", sent, None) for rail, sent in enumerate(report.rail_bytes)
+    ]
+    return [
+        ("gradients", report.payload_bytes, "payload_bytes"),
+        ("sent over ports", report.wire_bytes, "wire_bytes"),
+        *(rails if len(rails) > 1 else []),
+        ("through shared memory", report.shared_bytes, "shared_bytes"),
+    ]
+
+
+def bytes_text(count: float) -> str:
+    """Writes a number of bytes with its unit, for people."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count:.0f} bytes"
