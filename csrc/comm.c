@@ -52,10 +52,10 @@ void comm_go_on(rc_comm *c, rc_work *w)
 
 static rc_work *first_that(const rc_comm *c, int (*does)(const rc_work *w))
 {
-    const list_node *node = c->pumped.head;
-    while (node != NULL && !does(LIST_ENTRY(node, rc_work, pumped)))
+    const list_node *node = c->runnable.head;
+    while (node != NULL && !does(LIST_ENTRY(node, rc_work, runnable)))
         node = node->next;
-    return LIST_ENTRY(node, rc_work, pumped);
+    return LIST_ENTRY(node, rc_work, runnable);
 }
 
 /* Advances shared memory, one work that sends bit by bit, and one copy: between two steps of a
@@ -115,7 +115,7 @@ void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
         comm_fail_text(c, result, c->env.rank, "a collective could not start: %s",
                        rc_result_name(result));
     if (w->env != NULL && (w->quantised != NULL || keep_is_left(w)))
-        list_append(&c->pumped, &w->pumped);
+        list_append(&c->runnable, &w->runnable);
     if (c->state == COMM_RUNNING) /* also if the work is over: others' calls must still match */
         comm_announce(c, w, env);
     if (c->state == COMM_RUNNING)
@@ -216,8 +216,8 @@ static uint32_t told_rate(lane *l)
 {
     double rate = l->arrivals.rate * 1e6;
     l->arrivals.news = 0;
-    l->told = l->arrivals.rate;
-    l->told_at = clock_ns();
+    l->rate_reported = l->arrivals.rate;
+    l->rate_reported_at = clock_ns();
     return rate < (double)UINT32_MAX ? (uint32_t)rate : UINT32_MAX;
 }
 
@@ -373,7 +373,7 @@ static void destroy_comm(rc_comm *c)
         keyed_destroy(&ln->early[0]);
         keyed_destroy(&ln->early[1]);
         keyed_destroy(&ln->receives);
-        tags_destroy(&ln->told);
+        tags_destroy(&ln->receives_posted);
         tags_destroy(&ln->started);
         tags_destroy(&ln->numbers);
     }
@@ -396,8 +396,8 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
     c->member = (engine_member){.drain = drain,
                                 .tick = comm_tick,
                                 .pump = pump_works,
-                                .stirred = comm_shared_stirred,
-                                .doze = comm_doze_shared};
+                                .can_advance = comm_shared_can_advance,
+                                .set_wakeup_wanted = comm_shared_set_wakeup_wanted};
     c->env = (work_env){.engine = engine,
                         .rank = config->rank,
                         .world_size = config->world_size,
@@ -439,7 +439,7 @@ rc_result comm_start(rc_comm *c)
     rc_result result = RC_OK;
     engine_lock(c->engine);
     c->state = COMM_RUNNING;
-    c->engine->crowded |= c->config.crowded;
+    c->engine->oversubscribed |= c->config.crowded;
     c->last_tick = clock_ns();
     if (c->config.threads > 1)
         c->sender = sender_get(c->engine); /* without it the engine's thread sends, slower */
@@ -473,7 +473,7 @@ static int is_flushed(const void *arg)
     for (int rank = 0; rank < c->env.world_size; rank++) {
         const peer_link *ln = c->env.links[rank];
         for (int i = 0; ln != NULL && i < ln->lane_count; i++)
-            if (ln->lanes[i]->source.fd >= 0 && !comm_is_doubtful(c, ln->lanes[i]) &&
+            if (ln->lanes[i]->source.fd >= 0 && !comm_lane_may_be_dead(c, ln->lanes[i]) &&
                 lane_unacked(ln->lanes[i]) > 0)
                 return 0;
     }

@@ -55,7 +55,7 @@ struct rc_comm {
 
     rc_work *active_head, *active_tail;
     keyed_queues collectives; /* active ones by seq; receives are on their links */
-    list pumped;              /* works that may have more to send or copy later */
+    list runnable;            /* works that may have more to send or copy later */
     keyed_queues late; /* receives that are not matched yet, by tag, in order of their calls */
     uint64_t called;   /* collectives started here */
     int early_calls;   /* announced calls among the early frames */
@@ -120,11 +120,12 @@ void comm_unshare(rc_comm *c);
 /* Takes a work that goes through shared memory, or has to wait for one that does. Returns 0 if it
  * does neither. */
 int comm_start_shared(rc_comm *c, rc_work *w);
-/* Parts of the member's pump, its stirred and doze: drive the works that go through shared memory.
+/* Parts of the member's pump, its can_advance and set_wakeup_wanted: drive the works that go
+ * through shared memory.
  */
 int comm_pump_shared(engine_member *member);
-int comm_shared_stirred(const engine_member *member);
-void comm_doze_shared(engine_member *member, int dozing);
+int comm_shared_can_advance(const engine_member *member);
+void comm_shared_set_wakeup_wanted(engine_member *member, int wanted);
 
 /* ---- comm_match.c ---- */
 
@@ -195,12 +196,12 @@ uint64_t comm_tick_interval(const rc_comm *c);
  * be judged (ns), or ENGINE_NEVER. */
 uint64_t comm_check_peers(rc_comm *c, uint64_t now);
 /* Returns 1 if the lane is still monitored. */
-static inline int comm_is_judged(const lane *l)
+static inline int comm_monitors_lane(const lane *l)
 {
     return l->source.fd >= 0 && !l->goodbye && !l->health.lost;
 }
 /* Returns 1 if the lane is lost, or may well be: nobody should wait for what it has sent. */
-int comm_is_doubtful(const rc_comm *c, const lane *l);
+int comm_lane_may_be_dead(const rc_comm *c, const lane *l);
 /* Fails with the loss of a lane, the only place that does. why is set, except for rail and lane.
  * The lane may be closed already, if nothing can be sent over it. */
 void comm_lose_lane(rc_comm *c, lane *l, rc_error *why);

@@ -41,8 +41,8 @@ void comm_active_add(rc_comm *c, rc_work *w)
         c->active_head = w;
     c->active_tail = w;
     c->engine->active++;
-    w->lengthy = w->call.count > BRIEF_BYTES / rc_dtype_size(w->call.dtype);
-    c->engine->lengthy += w->lengthy;
+    w->is_large = w->call.count > BRIEF_BYTES / rc_dtype_size(w->call.dtype);
+    c->engine->large_works += w->is_large;
     if (w->late)
         enter(w, &c->late, w->call.tag);
     else if (!(w->flags & FRAME_P2P))
@@ -68,9 +68,9 @@ void comm_active_remove(rc_comm *c, rc_work *w)
     else
         c->active_tail = w->prev;
     c->engine->active--;
-    c->engine->lengthy -= w->lengthy;
+    c->engine->large_works -= w->is_large;
     remove_from_index(w);
-    list_remove(&c->pumped, &w->pumped);
+    list_remove(&c->runnable, &w->runnable);
     comm_announce_forget(c, w);
 }
 

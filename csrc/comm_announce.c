@@ -12,8 +12,8 @@
 
 void comm_announce_forget(rc_comm *c, rc_work *w)
 {
-    if (w->untold.is_in)
-        list_remove(&c->env.links[w->call.root]->untold, &w->untold);
+    if (w->unannounced.is_in)
+        list_remove(&c->env.links[w->call.root]->unannounced, &w->unannounced);
 }
 
 static int tell(rc_comm *c, peer_link *ln, const rc_work *w)
@@ -31,15 +31,15 @@ static int is_implied(const peer_link *ln, const rc_work *w)
 
 static void tell_receives(rc_comm *c, peer_link *ln)
 {
-    ln->owes_calls = 0;
-    while (ln->untold.head != NULL && c->state == COMM_RUNNING) {
-        rc_work *w = LIST_ENTRY(ln->untold.head, rc_work, untold);
-        list_remove(&ln->untold, &w->untold);
+    ln->announce_pending = 0;
+    while (ln->unannounced.head != NULL && c->state == COMM_RUNNING) {
+        rc_work *w = LIST_ENTRY(ln->unannounced.head, rc_work, unannounced);
+        list_remove(&ln->unannounced, &w->unannounced);
         if (is_implied(ln, w) || tell(c, ln, w))
             continue;
         if (c->state == COMM_RUNNING) {
-            list_append(&ln->untold, &w->untold);
-            ln->owes_calls = 1;
+            list_append(&ln->unannounced, &w->unannounced);
+            ln->announce_pending = 1;
         }
         return;
     }
@@ -53,7 +53,7 @@ void comm_announce_all(rc_comm *c, peer_link *ln)
 
 void comm_announce_again(rc_comm *c, peer_link *ln)
 {
-    if (ln->owes_calls)
+    if (ln->announce_pending)
         tell_receives(c, ln);
 }
 
@@ -105,8 +105,8 @@ void comm_announce(rc_comm *c, rc_work *w, const work_env *env)
             continue;
         int told = is_wanted(c, w, ln, peer) && tell(c, ln, w);
         if (!told && w->env != NULL && w->call.collective == RC_RECV && w->call.root == ln->peer) {
-            list_append(&ln->untold, &w->untold);
-            ln->owes_calls |= is_wanted(c, w, ln, peer);
+            list_append(&ln->unannounced, &w->unannounced);
+            ln->announce_pending |= is_wanted(c, w, ln, peer);
         }
     }
 }

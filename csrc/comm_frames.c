@@ -253,9 +253,9 @@ static rc_result end_abort(rc_comm *c, const lane *l, const frame_header *h)
 static void tell_rate(rc_comm *c, const lane *l)
 {
     enum { SOON_MS = 10, SELDOM_MS = 200 };
-    double change = l->arrivals.rate / l->told - 1.0;
-    int changed = l->told == 0.0 || change > 0.02 || change < -0.02;
-    if (l->last_rx - l->told_at >= (changed ? SOON_MS : SELDOM_MS) * CLOCK_MS)
+    double change = l->arrivals.rate / l->rate_reported - 1.0;
+    int changed = l->rate_reported == 0.0 || change > 0.02 || change < -0.02;
+    if (l->last_rx - l->rate_reported_at >= (changed ? SOON_MS : SELDOM_MS) * CLOCK_MS)
         comm_send_control(c, l->link, FRAME_HEARTBEAT, c->called, 0, 0, l->index);
 }
 
@@ -287,7 +287,7 @@ static void sent(lane *l, out_frame *frame)
 {
     rc_comm *c = comm_of(l);
     rc_work *w = frame->owner;
-    if (w != NULL && !l->mute)
+    if (w != NULL && !l->tx_closed)
         work_note_sent(w, l->rail, &frame->header);
     work_env_release(&c->env, frame);
     if (w != NULL && w->is_shared) /* this may have been the last event that a join waited for */
@@ -349,7 +349,7 @@ int comm_prepare_frame(peer_link *ln, out_frame *frame)
     if (frame->header.type == FRAME_DATA)
         ln->sent -= expected - frame->header.length; /* the encoding took less of the credit */
     frame->header.consumed = ln->consumed;
-    ln->consumed_told = ln->consumed;
+    ln->consumed_reported = ln->consumed;
     if (frame->header.type == FRAME_DATA) {
         c->payload_bytes += frame->header.length;
         work_note_start(frame->owner);

@@ -169,14 +169,14 @@ static void look_at_lanes(const rc_comm *c, peer_link *ln, uint64_t now)
 {
     uint64_t most = 2 * c->config.heartbeat_ms * CLOCK_MS;
     uint64_t sign = last_sign(ln), lived = 0;
-    if (ln->sign != 0 && sign > ln->sign)
-        lived = sign - ln->sign;
-    if (ln->sign == 0 || lived > most)
-        ln->steady = sign;
+    if (ln->last_alive_ns != 0 && sign > ln->last_alive_ns)
+        lived = sign - ln->last_alive_ns;
+    if (ln->last_alive_ns == 0 || lived > most)
+        ln->alive_since_ns = sign;
     for (int i = 0; i < ln->lane_count; i++)
         look_at(ln->lanes[i], lived < most ? lived : most, now);
-    if (sign > ln->sign)
-        ln->sign = sign;
+    if (sign > ln->last_alive_ns)
+        ln->last_alive_ns = sign;
 }
 
 /* Writes ", in the midst of a frame (10 of 4096 bytes)", or "". */
@@ -195,7 +195,7 @@ static uint64_t dark_after(const rc_comm *c)
     return (ms > LEAST_DARK_MS ? ms : LEAST_DARK_MS) * CLOCK_MS;
 }
 
-int comm_is_doubtful(const rc_comm *c, const lane *l)
+int comm_lane_may_be_dead(const rc_comm *c, const lane *l)
 {
     const lane_health *h = &l->health;
     uint64_t doubt = dark_after(c) / 2;
@@ -211,7 +211,7 @@ static int is_whole_port(const rc_comm *c, const lane *l)
         const peer_link *ln = c->env.links[rank];
         for (int i = 0; ln != NULL && rank != l->peer && i < ln->lane_count; i++) {
             const lane *other = ln->lanes[i];
-            if (other->path.port != l->path.port || !comm_is_judged(other))
+            if (other->path.port != l->path.port || !comm_monitors_lane(other))
                 continue;
             if (other->health.silent <= dark_after(c) / 2)
                 return 0;
@@ -228,7 +228,7 @@ static void judge_lane(rc_comm *c, lane *l, uint64_t now)
     int silent = h->silent > limit, stuck = h->stuck > limit;
     char name[LANE_NAME_BYTES], in[160] = "", out[96] = "", amount[16], midst[80];
     rc_error why;
-    if (!comm_is_judged(l) || (!silent && !stuck))
+    if (!comm_monitors_lane(l) || (!silent && !stuck))
         return;
     if (silent)
         snprintf(in, sizeof in, "nothing came from rank %d for %.1f s%s", l->peer,
@@ -250,7 +250,7 @@ static void judge_lane(rc_comm *c, lane *l, uint64_t now)
 
 static void judge_lanes(rc_comm *c, const peer_link *ln, uint64_t now)
 {
-    if (now < ln->steady + c->config.heartbeat_ms * CLOCK_MS)
+    if (now < ln->alive_since_ns + c->config.heartbeat_ms * CLOCK_MS)
         return;
     for (int i = 0; i < ln->lane_count && c->state == COMM_RUNNING; i++)
         judge_lane(c, ln->lanes[i], now);

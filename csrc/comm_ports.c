@@ -42,7 +42,7 @@ static void judge_port(rc_comm *c, lane *l, uint64_t now)
 /* Returns when the lane's port is to be judged if it does not come back. */
 static uint64_t port_due(const lane *l)
 {
-    return comm_is_judged(l) && l->health.port_lost != 0
+    return comm_monitors_lane(l) && l->health.port_lost != 0
                ? l->health.port_lost + PORT_GRACE_MS * CLOCK_MS
                : ENGINE_NEVER;
 }
@@ -72,7 +72,7 @@ static void note_port(rc_comm *c, lane *l)
         h->port_lost = 0;
     else if (h->port_lost == 0)
         h->port_lost = clock_ns();
-    if (lost && comm_is_judged(l))
+    if (lost && comm_monitors_lane(l))
         engine_schedule(c->engine, &c->member, port_due(l));
 }
 

@@ -187,17 +187,17 @@ int comm_pump_shared(engine_member *member)
     ring(c);
     c->member.pumped = c->shared.head != NULL || c->waiting_head != NULL;
     c->member.expects = c->member.pumped && region_awaits(&c->shared.region);
-    c->member.briefly =
+    c->member.poll_worthwhile =
         c->member.expects && c->shared.head != NULL && c->shared.head->shared.laps <= BRIEF_LAPS;
     return busy && c->member.pumped;
 }
 
-int comm_shared_stirred(const engine_member *member)
+int comm_shared_can_advance(const engine_member *member)
 {
-    return shared_stirred(&((const rc_comm *)member)->shared);
+    return shared_can_advance(&((const rc_comm *)member)->shared);
 }
 
-void comm_doze_shared(engine_member *member, int dozing)
+void comm_shared_set_wakeup_wanted(engine_member *member, int wanted)
 {
-    region_doze(&((rc_comm *)member)->shared.region, dozing);
+    region_doze(&((rc_comm *)member)->shared.region, wanted);
 }

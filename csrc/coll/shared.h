@@ -24,7 +24,7 @@
  * Works enter one after the other, each when the one before has joined its last lap, and leave in
  * the same order.
  *
- * Threading: under the engine's lock, except for shared_stirred.
+ * Threading: under the engine's lock, except for shared_can_advance.
  */
 #ifndef RINGCOMM_SHARED_H
 #define RINGCOMM_SHARED_H
@@ -69,7 +69,7 @@ void shared_drop(shared_memory *s);
 void shared_note_calls(const shared_memory *s);
 
 /* Returns 1 if shared_pump could advance. Called without the lock, while there are works. */
-static inline int shared_stirred(const shared_memory *s)
+static inline int shared_can_advance(const shared_memory *s)
 {
     return region_satisfied(&s->region, s->region.self);
 }

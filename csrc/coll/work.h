@@ -65,7 +65,7 @@ struct rc_work {
     struct rc_work *next, *prev; /* in the communicator's list of active works */
     keyed_entry by_name;         /* in `index`, a table of the communicator's (comm_active.c) */
     keyed_queues *index;
-    list_node untold, pumped; /* in lists of the communicator's (comm_announce.c, comm.c) */
+    list_node unannounced, runnable; /* in lists of the communicator's (comm_announce.c, comm.c) */
     rc_engine *engine;
     work_env *env; /* valid while active */
     rc_call call;
@@ -79,7 +79,7 @@ struct rc_work {
     uint64_t keeps_left; /* elements still to be copied (keep.h) */
     uint64_t *seen;      /* a bit per (chunk, segment, phase) */
     uint64_t seen_few[4];
-    int lengthy;                 /* the engine counts it among its lengthy works */
+    int is_large;                /* the engine counts it among its large works */
     join join;                   /* without segments in a ring */
     struct quantised *quantised; /* NULL unless quantised.c runs the work */
     void *absorbed;              /* src with its residuals added, or NULL */

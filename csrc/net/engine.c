@@ -334,7 +334,7 @@ static int epoll_timeout(uint64_t now, uint64_t until)
 /* Waits up to ADMIT_MS for threads that want the lock. Mutexes are unfair: a driver with events
  * pending would take the lock again before any thread that it woke by releasing it, for as long as
  * there is traffic. */
-static void let_callers_in(rc_engine *e)
+static void yield_to_callers(rc_engine *e)
 {
     if (atomic_load(&e->callers) == 0)
         return;
@@ -350,16 +350,16 @@ static void judge_spin(rc_engine *e, int caught)
 {
     enum { MOST_MISSES = 6 };
     if (caught)
-        e->spin_misses = 0;
-    else if (e->spin_misses < MOST_MISSES)
-        e->spin_misses++;
-    e->spin_rest = caught ? 0 : (1 << e->spin_misses) - 1;
+        e->failed_spins = 0;
+    else if (e->failed_spins < MOST_MISSES)
+        e->failed_spins++;
+    e->waits_before_next_spin = caught ? 0 : (1 << e->failed_spins) - 1;
 }
 
 /* Spins on the only descriptor; returns 1 if something came. Under the engine's lock. */
 static int spin_on_only_source(rc_engine *e, uint64_t start, uint64_t spin)
 {
-    if (spin == 0 || e->crowded || e->spin_rest != 0 || e->sender != NULL)
+    if (spin == 0 || e->oversubscribed || e->waits_before_next_spin != 0 || e->sender != NULL)
         return 0;
     engine_source *only = polled_only_source(e);
     if (only == NULL)
@@ -376,24 +376,24 @@ static int spin_on_only_source(rc_engine *e, uint64_t start, uint64_t spin)
 static int wait_for_events(rc_engine *e, struct epoll_event *events, int timeout, uint64_t start,
                            uint64_t spin, const polled_members *polled)
 {
-    int may_spin = spin != 0 && (polled->briefly || !e->crowded);
-    int in_memory = polled->count > 0 && !e->crowded;
+    int may_spin = spin != 0 && (polled->poll_worthwhile || !e->oversubscribed);
+    int in_memory = polled->count > 0 && !e->oversubscribed;
     if (timeout == 0)
         return epoll_wait(e->set.epoll_fd, events, EVENTS_PER_PASS, 0);
-    if (may_spin && (in_memory || e->spin_rest == 0)) {
+    if (may_spin && (in_memory || e->waits_before_next_spin == 0)) {
         int count = polled_events(e, events, EVENTS_PER_PASS, start + spin, polled);
-        int caught = count != 0 || polled_stirred(polled);
+        int caught = count != 0 || polled_can_advance(polled);
         if (!in_memory)
             judge_spin(e, caught);
         if (caught)
             return count;
     } else if (may_spin) {
-        e->spin_rest--;
+        e->waits_before_next_spin--;
     }
-    polled_doze(polled, 1);
-    int stirred = polled_stirred(polled);
-    int count = epoll_wait(e->set.epoll_fd, events, EVENTS_PER_PASS, stirred ? 0 : timeout);
-    polled_doze(polled, 0);
+    polled_set_wakeup_wanted(polled, 1);
+    int can_advance = polled_can_advance(polled);
+    int count = epoll_wait(e->set.epoll_fd, events, EVENTS_PER_PASS, can_advance ? 0 : timeout);
+    polled_set_wakeup_wanted(polled, 0);
     if (may_spin && !in_memory && clock_ns() - start < spin)
         judge_spin(e, 1);
     return count;
@@ -412,7 +412,8 @@ static int drive_once(rc_engine *e, enum engine_driver driver, uint64_t until, u
     polled_members polled = polled_list(e);
     e->driver = driver;
     e->sleep_until = due < until ? due : until;
-    int timeout = e->news || more || polled.others_stirred ? 0 : epoll_timeout(now, e->sleep_until);
+    int timeout =
+        e->news || more || polled.others_can_advance ? 0 : epoll_timeout(now, e->sleep_until);
     int looks = timeout != 0 && polled.count == 0;
     int count = 0, interrupted = 0;
     if (!looks || !spin_on_only_source(e, now, spin)) {
@@ -436,7 +437,7 @@ static int drive_once(rc_engine *e, enum engine_driver driver, uint64_t until, u
     }
     sender_settle(e->sender);
     pump_members(e);
-    let_callers_in(e);
+    yield_to_callers(e);
     e->driver = ENGINE_REST;
     e->yielding = 0;
     e->passes++;

@@ -56,13 +56,13 @@ typedef struct engine_member {
     /* Handles what is due; returns when to be called again (ns, or ENGINE_NEVER). */
     uint64_t (*tick)(struct engine_member *member, uint64_t now);
     uint64_t due;
-    int pumped;  /* pump is called in every round */
-    int expects; /* memory is polled: stirred and doze are called, too */
-    int briefly; /* polling that memory pays where ranks outnumber cores */
-    int (*pump)(struct engine_member *member);          /* advances works; 1: can do more at once */
-    int (*stirred)(const struct engine_member *member); /* without the lock: pump could advance */
-    void (*doze)(struct engine_member *member, int dozing); /* without the lock: peers shall
-                                                               (1) or need not ring */
+    int pumped;          /* pump is called in every round */
+    int expects;         /* memory is polled: can_advance and set_wakeup_wanted are called, too */
+    int poll_worthwhile; /* polling that memory pays where ranks outnumber cores */
+    int (*pump)(struct engine_member *member); /* advances works; 1: can do more at once */
+    /* Without the lock: returns 1 if pump could advance; says whether peers shall ring. */
+    int (*can_advance)(const struct engine_member *member);
+    void (*set_wakeup_wanted)(struct engine_member *member, int wanted);
     struct engine_member *next, *prev;
 } engine_member;
 
@@ -88,16 +88,16 @@ struct rc_engine {
     int yielding;        /* the progress thread was asked to step aside */
     int waiters;         /* threads inside engine_drive */
     int active;          /* works in flight; kept by the members */
-    int lengthy;         /* works too long to poll for where ranks outnumber cores; kept likewise */
+    int large_works;     /* works too long to poll for where ranks outnumber cores; kept likewise */
     int stopping;
-    uint64_t passes;         /* rounds of events handled */
-    uint64_t waited;         /* ns that threads have spent inside engine_drive */
-    uint64_t last_waiter;    /* when the last waiter left */
-    uint64_t sleep_until;    /* until when the driver sleeps */
-    int spin_misses;         /* vain spins in a row */
-    int spin_rest;           /* waits to go without a spin */
-    int unlooked;            /* polls of memory in a row without a look at descriptors (polled.h) */
-    int crowded;             /* ranks outnumber cores: polls for brief works only, and yields */
+    uint64_t passes;            /* rounds of events handled */
+    uint64_t waited;            /* ns that threads have spent inside engine_drive */
+    uint64_t last_waiter;       /* when the last waiter left */
+    uint64_t sleep_until;       /* until when the driver sleeps */
+    int failed_spins;           /* in a row */
+    int waits_before_next_spin; /* waits to go without a spin */
+    int polls_since_epoll;   /* polls of memory in a row without a look at descriptors (polled.h) */
+    int oversubscribed;      /* ranks outnumber cores: polls for brief works only, and yields */
     struct sender *sender;   /* a second thread (sender.h), or NULL */
     engine_source **sources; /* by slot; NULL: free */
     size_t slots;

@@ -66,11 +66,11 @@ static void watch_socket(lane *ln, int writable)
 /* Takes the outbox back for good. */
 static void leave_sender(lane *ln)
 {
-    if (ln->handed)
+    if (ln->owned_by_sender)
         sender_take_back(ln->sender, &ln->out);
     if (ln->sender != NULL)
         sender_forget(ln->sender, &ln->out);
-    ln->handed = 0;
+    ln->owned_by_sender = 0;
     ln->sender = NULL;
 }
 
@@ -91,13 +91,13 @@ static void drop_unsent(lane *ln, out_frame *rest)
 /* Ends sending: the peer takes nothing more. It may have left in order, with its goodbye still to
  * be read, so the reading side judges. If the socket itself is gone nothing can be read, and the
  * lane fails. */
-static void fall_mute(lane *ln)
+static void close_tx(lane *ln)
 {
     if (!engine_is_own(&ln->source)) {
         fail_lane(ln, RC_PEER_LOST, EBADF, "the connection broke");
         return;
     }
-    ln->mute = 1;
+    ln->tx_closed = 1;
     leave_sender(ln);
     give_frames_back(ln);
     watch_socket(ln, 0);
@@ -107,12 +107,12 @@ static void fall_mute(lane *ln)
 /* Sends until the list is empty, the socket full, or a frame given back has led to a hand-over. */
 static void flush(lane *ln)
 {
-    while (ln->out.list.head != NULL && ln->source.fd >= 0 && !ln->handed) {
+    while (ln->out.list.head != NULL && ln->source.fd >= 0 && !ln->owned_by_sender) {
         outbox_batch batch;
         outbox_gather(&ln->out, &batch, SIZE_MAX);
         ssize_t sent = outbox_send(&ln->out, ln->source.fd, &batch);
         if (sent < 0) {
-            fall_mute(ln);
+            close_tx(ln);
             return;
         }
         outbox_advance(&ln->out, (size_t)sent);
@@ -123,7 +123,7 @@ static void flush(lane *ln)
         if (sent < (ssize_t)batch.bytes)
             return;
     }
-    if (!ln->handed)
+    if (!ln->owned_by_sender)
         watch_socket(ln, 0);
 }
 
@@ -132,31 +132,31 @@ static void settle_outbox(outbox *box, int returned)
 {
     lane *ln = (lane *)((char *)box - offsetof(lane, out));
     if (returned)
-        ln->handed = 0;
+        ln->owned_by_sender = 0;
     if (returned && box->broken)
-        fall_mute(ln);
+        close_tx(ln);
     else
         give_frames_back(ln);
-    if (ln->source.fd >= 0 && !ln->deaf)
+    if (ln->source.fd >= 0 && !ln->discards_rx)
         ln->handler->room(ln);
 }
 
 /* Hands the outbox over to the sender if this frame is worth it. Returns 1 if the sender has it. */
 static int hand_outbox_over(lane *ln, const out_frame *frame)
 {
-    if (ln->handed || ln->sender == NULL || !sender_wants(ln->sender, frame))
-        return ln->handed;
+    if (ln->owned_by_sender || ln->sender == NULL || !sender_wants(ln->sender, frame))
+        return ln->owned_by_sender;
     watch_socket(ln, 0);
     ln->out.settle = settle_outbox;
-    ln->handed = sender_hand_over(ln->sender, &ln->out, ln->source.fd);
-    if (!ln->handed)
+    ln->owned_by_sender = sender_hand_over(ln->sender, &ln->out, ln->source.fd);
+    if (!ln->owned_by_sender)
         watch_socket(ln, ln->out.list.head != NULL);
-    return ln->handed;
+    return ln->owned_by_sender;
 }
 
 void lane_push(lane *ln, out_frame *frame)
 {
-    if (ln->mute || ln->source.fd < 0) {
+    if (ln->tx_closed || ln->source.fd < 0) {
         ln->handler->sent(ln, frame);
         return;
     }
@@ -175,7 +175,7 @@ void lane_push(lane *ln, out_frame *frame)
 
 int lane_has_room(const lane *ln)
 {
-    if (!ln->handed)
+    if (!ln->owned_by_sender)
         return ln->out.list.head == NULL;
     double ahead = ln->rate * (double)CLOCK_MS;
     return ln->out_bytes == 0 || (!atomic_load(&ln->out.full) && ln->out_bytes < MOST_AHEAD &&
@@ -420,16 +420,17 @@ static void discard(lane *ln)
 static void socket_ready(engine_source *source, uint32_t events)
 {
     lane *ln = (lane *)source;
-    if ((events & EPOLLOUT) && !ln->handed) {
+    if ((events & EPOLLOUT) && !ln->owned_by_sender) {
         flush(ln);
-        if (ln->source.fd >= 0 && !ln->handed && ln->out.list.head == NULL && !ln->deaf)
+        if (ln->source.fd >= 0 && !ln->owned_by_sender && ln->out.list.head == NULL &&
+            !ln->discards_rx)
             ln->handler->room(ln);
     }
     if (ln->source.fd < 0)
         return;
     if (!(events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
         return;
-    if (ln->deaf)
+    if (ln->discards_rx)
         discard(ln);
     else
         receive(ln);
@@ -439,10 +440,10 @@ static int poll_socket(engine_source *source)
 {
     lane *ln = (lane *)source;
     uint64_t before = ln->received_bytes;
-    if (ln->deaf)
+    if (ln->discards_rx)
         return 0;
     receive(ln);
-    return ln->received_bytes != before || ln->source.fd < 0 || ln->deaf;
+    return ln->received_bytes != before || ln->source.fd < 0 || ln->discards_rx;
 }
 
 /* ---- life ---- */
@@ -498,7 +499,7 @@ void lane_detach(lane *ln)
     out_frame *rest = half_sent ? copy_rest(ln, head) : NULL;
     drop_unsent(ln, rest);
     lane_stir(ln);
-    ln->deaf = 1;
+    ln->discards_rx = 1;
     watch_socket(ln, rest != NULL);
     if (half_sent && rest == NULL)
         lane_close(ln); /* no memory: a stream cut within a frame can only be closed */

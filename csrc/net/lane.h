@@ -80,17 +80,17 @@ struct lane {
     uint64_t pushed;       /* total bytes in the socket once the outbox is sent */
     uint64_t beat_end;     /* `pushed` after the last heartbeat: no new one until that is sent */
     struct sender *sender; /* takes large frames, or NULL */
-    int handed;            /* the sender has the outbox now */
+    int owned_by_sender;   /* the sender has the outbox now */
 
     uint8_t rbuf[LANE_RBUF_BYTES];
     size_t rbuf_start, rbuf_end;
     uint32_t epoch, max_length;
     int in_payload;
-    int low_water; /* bytes that must have come before the driver wakes */
-    int is_fast;   /* the last bytes came at a fast port's speed */
-    int deaf;      /* arrivals are thrown away (lane_detach) */
-    int mute;      /* nothing can be sent any more; arrivals may still end in a goodbye */
-    int goodbye;   /* the peer has sent its last frame here */
+    int low_water;   /* bytes that must have come before the driver wakes */
+    int is_fast;     /* the last bytes came at a fast port's speed */
+    int discards_rx; /* arrivals are thrown away (lane_detach) */
+    int tx_closed;   /* nothing can be sent any more; arrivals may still end in a goodbye */
+    int goodbye;     /* the peer has sent its last frame here */
     frame_header rx;
     uint32_t rx_crc; /* of the payload */
     uint32_t rx_have;
@@ -100,13 +100,13 @@ struct lane {
     uint64_t last_rx; /* ns */
     uint64_t received_bytes, sent_frames, received_frames;
 
-    int striped;         /* the link has other lanes */
-    double rate;         /* at which the peer receives, bytes per ns; 0: unknown */
-    double free_at;      /* when it will have sent all that it was given, ns (link.c) */
-    uint64_t passed;     /* bytes given to other lanes since its last frame (link.c) */
-    rate_meter arrivals; /* of a striped lane: sent to the peer */
-    double told;         /* rate sent to the peer last */
-    uint64_t told_at;
+    int striped;                /* the link has other lanes */
+    double rate;                /* at which the peer receives, bytes per ns; 0: unknown */
+    double free_at;             /* when it will have sent all that it was given, ns (link.c) */
+    uint64_t bytes_to_siblings; /* bytes given to other lanes since its last frame (link.c) */
+    rate_meter arrivals;        /* of a striped lane: sent to the peer */
+    double rate_reported;       /* rate sent to the peer last */
+    uint64_t rate_reported_at;
     int backlog; /* unsent bytes that the kernel may hold; 0: no limit */
 };
 

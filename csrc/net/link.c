@@ -16,7 +16,7 @@ enum {
 };
 
 /* Factor by which a lane that is tried again is assumed to have become faster. */
-static const double HOPE = 1.5;
+static const double REPROBE_GAIN = 1.5;
 
 /* ---- credit ---- */
 
@@ -24,8 +24,8 @@ static int peer_has_called(const peer_link *ln, const frame_header *h)
 {
     if (!(h->flags & FRAME_P2P))
         return h->seq < ln->called;
-    const tag_count *told = tags_find(&ln->told, tags_tag(h->seq));
-    return told != NULL && tags_number(h->seq) < told->receives;
+    const tag_count *posted = tags_find(&ln->receives_posted, tags_tag(h->seq));
+    return posted != NULL && tags_number(h->seq) < posted->receives;
 }
 
 static int has_credit_for(const peer_link *ln, const frame_header *h)
@@ -43,10 +43,10 @@ static void let_go(peer_link *ln, out_frame *frame)
 /* Learns that the peer has called receives; lets sends of this tag leave, wherever they stand. */
 static void learn_receives(peer_link *ln, uint64_t name)
 {
-    tag_count *told = tags_get(&ln->told, tags_tag(name));
-    if (told == NULL || tags_number(name) < told->receives)
+    tag_count *posted = tags_get(&ln->receives_posted, tags_tag(name));
+    if (posted == NULL || tags_number(name) < posted->receives)
         return; /* without memory this tag's sends depend on the credit */
-    told->receives = tags_number(name) + 1;
+    posted->receives = tags_number(name) + 1;
     const out_frame *first;
     while ((first = held_first_of_tag(&ln->held, tags_tag(name))) != NULL &&
            peer_has_called(ln, &first->header))
@@ -74,7 +74,7 @@ void link_learn(peer_link *ln, const frame_header *h)
 
 int link_owes_credit(const peer_link *ln)
 {
-    return ln->consumed - ln->consumed_told >= ln->credit / 4;
+    return ln->consumed - ln->consumed_reported >= ln->credit / 4;
 }
 
 /* ---- striping ---- */
@@ -84,7 +84,7 @@ static lane *least_loaded(peer_link *ln)
     lane *best = NULL;
     for (int i = 0; i < ln->lane_count; i++) {
         lane *candidate = ln->lanes[i];
-        if (candidate->source.fd >= 0 && !candidate->mute &&
+        if (candidate->source.fd >= 0 && !candidate->tx_closed &&
             (best == NULL || candidate->out_bytes < best->out_bytes))
             best = candidate;
     }
@@ -136,11 +136,12 @@ static double busy_for(lane *l, double now, const rates *r)
  * shows only in use, and only by a large frame; small ones would raise the assumed rate without a
  * measurement that corrects it. A lane half as fast as the fastest is used anyway once a few frames
  * are queued. */
-static int is_due(const lane *l, uint64_t bytes, const rates *r)
+static int should_reprobe(const lane *l, uint64_t bytes, const rates *r)
 {
     double slower = r->fastest / rate_of(l, r);
     return bytes >= LEAST_TRIED && slower > 2.0 &&
-           (double)l->passed >= LEAST_PASSED * slower * (double)bytes && lane_unacked(l) == 0;
+           (double)l->bytes_to_siblings >= LEAST_PASSED * slower * (double)bytes &&
+           lane_unacked(l) == 0;
 }
 
 /* Returns the lane that would finish this many bytes first. */
@@ -152,8 +153,8 @@ static lane *earliest_finish(peer_link *ln, uint64_t bytes, const rates *r)
         lane *candidate = ln->lanes[i];
         if (candidate->source.fd < 0)
             continue;
-        if (is_due(candidate, bytes, r)) {
-            candidate->rate *= HOPE;
+        if (should_reprobe(candidate, bytes, r)) {
+            candidate->rate *= REPROBE_GAIN;
             return candidate;
         }
         double finish = busy_for(candidate, now, r) + (double)bytes / rate_of(candidate, r);
@@ -168,7 +169,7 @@ static lane *earliest_finish(peer_link *ln, uint64_t bytes, const rates *r)
 /* Returns a lane with room that would finish a frame before the others have finished all that is
  * queued: if the frame were left to the fastest, which has no room, a much slower lane would never
  * get any. */
-static lane *idle_helper(peer_link *ln, uint64_t bytes, const rates *r)
+static lane *slower_lane_that_helps(peer_link *ln, uint64_t bytes, const rates *r)
 {
     double now = (double)clock_ns(), all_rates = 0.0, all_bytes = (double)ln->queued;
     for (int i = 0; i < ln->lane_count; i++)
@@ -197,12 +198,12 @@ static lane *choose(peer_link *ln, uint64_t bytes)
     rates r = rates_of(ln);
     lane *best = earliest_finish(ln, bytes, &r);
     if (best != NULL && !lane_has_room(best))
-        best = r.all_known ? idle_helper(ln, bytes, &r) : NULL;
+        best = r.all_known ? slower_lane_that_helps(ln, bytes, &r) : NULL;
     if (best == NULL)
         return NULL;
     for (int i = 0; i < ln->lane_count; i++)
-        ln->lanes[i]->passed += bytes;
-    best->passed = 0;
+        ln->lanes[i]->bytes_to_siblings += bytes;
+    best->bytes_to_siblings = 0;
     best->free_at += (double)bytes / rate_of(best, &r);
     return best;
 }
@@ -238,7 +239,7 @@ void link_pump(peer_link *ln)
 int link_control(peer_link *ln, out_frame *frame, int lane_index)
 {
     lane *chosen = lane_index >= 0 ? ln->lanes[lane_index] : least_loaded(ln);
-    int usable = chosen != NULL && chosen->source.fd >= 0 && !chosen->mute;
+    int usable = chosen != NULL && chosen->source.fd >= 0 && !chosen->tx_closed;
     if (!usable || !ln->prepare(ln, frame)) {
         if (chosen == NULL)
             chosen = ln->lanes[0];

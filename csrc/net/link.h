@@ -42,27 +42,27 @@ typedef struct peer_link {
     uint64_t queued; /* bytes in queue */
     held_frames held;
 
-    uint64_t called; /* the peer has called all collectives below this seq */
-    tag_table told; /* receives that the peer has called for this rank's sends, below these numbers;
-                       under the engine's lock, as is the next */
-    tag_table started;      /* receives from this peer: numbers of the next to be called here */
-    uint64_t credit;        /* bytes; LINK_CREDIT_SEGMENTS segments with their headers */
-    uint64_t sent;          /* bytes of data frames that were let go */
-    uint64_t peer_consumed; /* bytes of these that the peer is known to have consumed */
-    uint32_t consumed;      /* bytes of the peer's data frames consumed here, modulo 2^32 */
-    uint32_t consumed_told; /* value last sent to the peer */
-    uint64_t early_bytes;   /* bytes of data frames kept here for collectives not yet called */
-    keyed_queues early[2];  /* these frames, and announced calls, by seq: of collectives, of sends
-                               (comm_unexpected.c) */
-    keyed_queues receives;  /* receives in flight from this peer, by name (comm_active.c) */
-    list untold;            /* receives not announced to the peer yet (comm_announce.c) */
-    int owes_calls;         /* an announcement is due, and could not be sent */
+    uint64_t called;            /* the peer has called all collectives below this seq */
+    tag_table receives_posted;  /* receives that the peer has called for this rank's sends, below
+                                   these numbers; under the engine's lock, as is the next */
+    tag_table started;          /* receives from this peer: numbers of the next to be called here */
+    uint64_t credit;            /* bytes; LINK_CREDIT_SEGMENTS segments with their headers */
+    uint64_t sent;              /* bytes of data frames that were let go */
+    uint64_t peer_consumed;     /* bytes of these that the peer is known to have consumed */
+    uint32_t consumed;          /* bytes of the peer's data frames consumed here, modulo 2^32 */
+    uint32_t consumed_reported; /* value last sent to the peer */
+    uint64_t early_bytes;       /* bytes of data frames kept here for collectives not yet called */
+    keyed_queues early[2]; /* these frames, and announced calls, by seq: of collectives, of sends
+                              (comm_unexpected.c) */
+    keyed_queues receives; /* receives in flight from this peer, by name (comm_active.c) */
+    list unannounced;      /* receives not announced to the peer yet (comm_announce.c) */
+    int announce_pending;  /* an announcement is due, and could not be sent */
 
-    tag_table numbers; /* of sends and receives to and from this peer; under the inbox lock */
-    uint64_t sign;     /* last sign of life seen, ns (comm_lanes.c) */
-    uint64_t steady;   /* since when signs of life came without a long pause */
-    int goodbyes;      /* lanes on which the peer said goodbye */
-    uint64_t left_at;  /* its seq in the last goodbye: it calls no later collective */
+    tag_table numbers;       /* of sends and receives to and from this peer; under the inbox lock */
+    uint64_t last_alive_ns;  /* of the last sign of life seen (comm_lanes.c) */
+    uint64_t alive_since_ns; /* since when signs of life came without a long pause */
+    int goodbyes;            /* lanes on which the peer said goodbye */
+    uint64_t left_at;        /* its seq in the last goodbye: it calls no later collective */
 } peer_link;
 
 /* Returns the bytes of credit that a data frame takes. */

@@ -2,7 +2,7 @@
  * descriptor if it is the only one. Part of engine.c.
  *
  * Invariants. The list is made under the lock and used without it: members stay until the driver is
- * back (engine_quiesce). Members beyond MOST_POLLED doze all the time, so peers ring for them
+ * back (engine_quiesce). Members beyond MOST_POLLED always want to be woken, so peers ring for them
  * needlessly; nothing else comes of it.
  */
 #ifndef RINGCOMM_POLLED_H
@@ -19,31 +19,32 @@ enum { MOST_POLLED = 16 };
 typedef struct polled_members {
     engine_member *member[MOST_POLLED];
     int count;
-    int others_stirred; /* a member beyond MOST_POLLED can advance */
-    int alone;          /* the only work in flight waits for memory */
-    int briefly;        /* polling for the works in flight pays where ranks outnumber cores */
+    int others_can_advance; /* a member beyond MOST_POLLED can advance */
+    int alone;              /* the only work in flight waits for memory */
+    int poll_worthwhile;    /* polling for the works in flight pays where ranks outnumber cores */
 } polled_members;
 
 static inline polled_members polled_list(const rc_engine *e)
 {
-    polled_members polled = {.briefly = e->active > 0 && e->lengthy == 0, .alone = e->active == 1};
+    polled_members polled = {.poll_worthwhile = e->active > 0 && e->large_works == 0,
+                             .alone = e->active == 1};
     for (engine_member *member = e->members; member != NULL; member = member->next) {
         if (member->expects && polled.count < MOST_POLLED) {
             polled.member[polled.count++] = member;
-            polled.briefly |= member->briefly;
+            polled.poll_worthwhile |= member->poll_worthwhile;
         } else if (member->expects) {
-            member->doze(member, 1);
-            polled.others_stirred |= member->stirred(member);
+            member->set_wakeup_wanted(member, 1);
+            polled.others_can_advance |= member->can_advance(member);
         }
     }
     return polled;
 }
 
 /* Returns 1 if a polled member can advance. */
-static inline int polled_stirred(const polled_members *polled)
+static inline int polled_can_advance(const polled_members *polled)
 {
     for (int i = 0; i < polled->count; i++)
-        if (polled->member[i]->stirred(polled->member[i]))
+        if (polled->member[i]->can_advance(polled->member[i]))
             return 1;
     return 0;
 }
@@ -53,10 +54,10 @@ static inline int polled_stirred(const polled_members *polled)
 static inline int polled_beside(rc_engine *e, struct epoll_event *events, int most,
                                 const polled_members *polled)
 {
-    enum { UNLOOKED = 16 };
-    if (polled->alone && ++e->unlooked < UNLOOKED)
+    enum { POLLS_PER_EPOLL = 16 };
+    if (polled->alone && ++e->polls_since_epoll < POLLS_PER_EPOLL)
         return 0;
-    e->unlooked = 0;
+    e->polls_since_epoll = 0;
     return epoll_wait(e->set.epoll_fd, events, most, 0);
 }
 
@@ -71,13 +72,13 @@ static inline int polled_events(rc_engine *e, struct epoll_event *events, int mo
     int count;
     do {
         for (int i = 0; i < LOOKS && polled->count > 0; i++) {
-            if (polled_stirred(polled))
+            if (polled_can_advance(polled))
                 return polled_beside(e, events, most, polled);
-            if (e->crowded)
+            if (e->oversubscribed)
                 sched_yield();
         }
         count = epoll_wait(e->set.epoll_fd, events, most, 0);
-        if (count == 0 && e->crowded)
+        if (count == 0 && e->oversubscribed)
             sched_yield();
     } while (count == 0 && clock_ns() < deadline);
     return count;
@@ -113,10 +114,10 @@ static inline int polled_look(rc_engine *e, engine_source *only, uint64_t deadli
     return 0;
 }
 
-static inline void polled_doze(const polled_members *polled, int dozing)
+static inline void polled_set_wakeup_wanted(const polled_members *polled, int wanted)
 {
     for (int i = 0; i < polled->count; i++)
-        polled->member[i]->doze(polled->member[i], dozing);
+        polled->member[i]->set_wakeup_wanted(polled->member[i], wanted);
 }
 
 #endif

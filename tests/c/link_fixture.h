@@ -95,7 +95,7 @@ static void close_fixture(fixture *f)
         while (held_first(&f->link.held, send) != NULL)
             free(held_pop(&f->link.held, send));
     held_destroy(&f->link.held);
-    tags_destroy(&f->link.told);
+    tags_destroy(&f->link.receives_posted);
     for (int i = 0; i < f->link.lane_count; i++)
         lane_close(f->lanes[i]);
     engine_quiesce(f->engine);

@@ -104,10 +104,10 @@ static void wait_for_first_tick(const stage *s)
     }
 }
 
-static void set_mute(const stage *s, int mute)
+static void set_tx_closed(const stage *s, int closed)
 {
     engine_lock(s->engine);
-    s->comm->env.links[1]->lanes[0]->mute = mute;
+    s->comm->env.links[1]->lanes[0]->tx_closed = closed;
     engine_unlock(s->engine);
 }
 
@@ -117,10 +117,10 @@ static void a_dropped_call_is_repeated(void)
     stage s = stage_open((stage_options){.heartbeat_ms = 60000, .peer_timeout_ms = 600000});
     uint64_t names[20];
     wait_for_first_tick(&s);
-    set_mute(&s, 1);
+    set_tx_closed(&s, 1);
     rc_work *works[2] = {receive(&s, 5, BULK), receive(&s, 6, BULK)};
     wait_for_start(&s, works[1]);
-    set_mute(&s, 0);
+    set_tx_closed(&s, 0);
     CHECK_EQ(calls_told(&s, names, 20), 0);
     pass_time(&s, clock_ns() + 31 * CLOCK_S);
     if (CHECK_EQ(calls_told(&s, names, 20), 2)) {
@@ -142,12 +142,12 @@ static void what_is_over_is_not_announced(void)
         play(s.far[1][0], send_header(50, i), data);
     wait_for_frames(&s, 3);
     calls_told(&s, names, 20);
-    set_mute(&s, 1);
+    set_tx_closed(&s, 1);
     rc_work *works[2] = {receive(&s, 7, PEER_SEGMENT / 4), receive(&s, 8, PEER_SEGMENT / 4)};
     wait_for_start(&s, works[1]);
     play(s.far[1][0], send_header(7, 0), data);
     expect_done(works[0]);
-    set_mute(&s, 0);
+    set_tx_closed(&s, 0);
     pass_time(&s, clock_ns() + 31 * CLOCK_S);
     if (CHECK_EQ(calls_told(&s, names, 20), 1))
         CHECK_EQ(names[0], tags_name(8, 0));
@@ -173,7 +173,7 @@ static void a_call_that_ends_its_own_work(void)
 {
     stage s = stage_open((stage_options){.heartbeat_ms = 60000, .peer_timeout_ms = 600000});
     wait_for_first_tick(&s);
-    set_mute(&s, 1);
+    set_tx_closed(&s, 1);
     rc_work *work = receive(&s, 5, BULK);
     wait_for_start(&s, work);
     rc_work_free(work);
@@ -185,7 +185,7 @@ static void a_call_that_ends_its_own_work(void)
     l->handler = &handler;
     failing = s.comm;
     engine_unlock(s.engine);
-    set_mute(&s, 0);
+    set_tx_closed(&s, 0);
     pass_time(&s, clock_ns() + 31 * CLOCK_S);
     expect_failure(receive(&s, 6, 1), RC_NO_MEMORY, "no memory for a frame");
     engine_lock(s.engine);

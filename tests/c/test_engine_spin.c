@@ -12,14 +12,14 @@ static void spins_catch_events(void)
     add_counter(e, &c);
     CHECK(!drive(e, never, NULL, 30));
     engine_lock(e);
-    for (int i = 0; i < TRIES && e->spin_misses == 0; i++)
+    for (int i = 0; i < TRIES && e->failed_spins == 0; i++)
         CHECK(!engine_drive(e, never, NULL, clock_ns() + 5 * CLOCK_MS, CLOCK_MS)); /* in vain */
-    CHECK(e->spin_misses >= 1);
-    e->spin_rest = 0;
+    CHECK(e->failed_spins >= 1);
+    e->waits_before_next_spin = 0;
     CHECK(poke(&c));
     CHECK(engine_drive(e, was_called, &c, clock_ns() + LONG_MS * CLOCK_MS, CLOCK_MS));
-    CHECK_EQ(e->spin_misses, 0);
-    CHECK_EQ(e->spin_rest, 0);
+    CHECK_EQ(e->failed_spins, 0);
+    CHECK_EQ(e->waits_before_next_spin, 0);
     engine_unlock(e);
     remove_counter(e, &c);
     rc_engine_free(e);
@@ -34,7 +34,7 @@ static void vain_spins_become_rare(void)
     engine_lock(e);
     int spins = 0;
     for (int i = 0; i < WAITS; i++) {
-        spins += e->spin_rest == 0;
+        spins += e->waits_before_next_spin == 0;
         engine_drive(e, never, NULL, clock_ns() + 2 * SPIN_MS * CLOCK_MS, SPIN_MS * CLOCK_MS);
     }
     engine_unlock(e);
@@ -63,7 +63,7 @@ static int asks_while_it_spins(rc_engine *e)
     looks = 0;
     for (int i = 0; i < TRIES && looks < 2; i++) {
         looks = 0;
-        e->spin_rest = 0;
+        e->waits_before_next_spin = 0;
         engine_drive(e, never, NULL, clock_ns() + 5 * CLOCK_MS, CLOCK_MS);
     }
     return looks > 1;
@@ -79,12 +79,12 @@ static void the_only_source_is_asked_itself(void)
     CHECK_EQ(looks, 0);
     engine_lock(e);
     CHECK(asks_while_it_spins(e));
-    CHECK(e->spin_misses >= 1);
-    e->spin_rest = 0;
+    CHECK(e->failed_spins >= 1);
+    e->waits_before_next_spin = 0;
     c.source.ready = NULL;
     CHECK(poke(&c));
     CHECK(engine_drive(e, was_called, &c, clock_ns() + LONG_MS * CLOCK_MS, LONG_MS * CLOCK_MS));
-    CHECK_EQ(e->spin_misses, 0);
+    CHECK_EQ(e->failed_spins, 0);
     engine_unlock(e);
     c.source.ready = count_event;
     add_counter(e, &other);
@@ -190,8 +190,8 @@ static void join_memory(rc_engine *e, memory *m)
                              .pumped = 1,
                              .expects = 1,
                              .pump = goes_on,
-                             .stirred = never_stirs,
-                             .doze = counts_dozes}};
+                             .can_advance = never_stirs,
+                             .set_wakeup_wanted = counts_dozes}};
     engine_lock(e);
     engine_join(e, &m->member);
     engine_unlock(e);
@@ -216,17 +216,17 @@ static void memory_is_polled_before_every_sleep(void)
     join_memory(e, &m);
     CHECK(!drive(e, never, NULL, 30));
     engine_lock(e);
-    e->spin_misses = 0;
-    e->spin_rest = 5; /* of waits for sockets */
-    int polled = 0;   /* of sockets less than an eighth would be */
+    e->failed_spins = 0;
+    e->waits_before_next_spin = 5; /* of waits for sockets */
+    int polled = 0;                /* of sockets less than an eighth would be */
     for (int i = 0; i < 4 * WAITS && polled < WAITS; i++) {
         int before = atomic_load(&m.looks);
         engine_drive(e, never, NULL, clock_ns() + 2 * SPIN_MS * CLOCK_MS, SPIN_MS * CLOCK_MS);
         polled += atomic_load(&m.looks) - before > 2; /* the two are a doze's */
     }
     CHECK_EQ(polled, WAITS);
-    CHECK_EQ(e->spin_misses, 0);
-    CHECK_EQ(e->spin_rest, 5);
+    CHECK_EQ(e->failed_spins, 0);
+    CHECK_EQ(e->waits_before_next_spin, 5);
     engine_unlock(e);
     leave_memory(e, &m);
 }

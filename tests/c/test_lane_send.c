@@ -91,7 +91,7 @@ static void mute_lane_still_reads(void)
     put(f, wire, sizeof wire);
     hang_up(f);
     lane_push(&f->ln, new_frame(FRAME_HEARTBEAT, 0, NULL, 0));
-    CHECK_EQ(f->ln.mute, 1);
+    CHECK_EQ(f->ln.tx_closed, 1);
     lane_push(&f->ln, new_frame(FRAME_HEARTBEAT, 1, NULL, 0));
     CHECK_EQ(f->sent, 2);
     CHECK_EQ(f->ln.sent_frames, 0);

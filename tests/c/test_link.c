@@ -75,7 +75,7 @@ static void known_calls_need_no_credit(void)
 
 static uint32_t receives_told(const fixture *f, uint32_t tag)
 {
-    const tag_count *told = tags_find(&f->link.told, tag);
+    const tag_count *told = tags_find(&f->link.receives_posted, tag);
     return told != NULL ? told->receives : 0;
 }
 
@@ -236,7 +236,7 @@ static void credit_is_owed_in_good_time(void)
 {
     fixture *f = open_fixture(0);
     CHECK(!link_owes_credit(&f->link));
-    f->link.consumed = f->link.consumed_told = UINT32_MAX - 5;
+    f->link.consumed = f->link.consumed_reported = UINT32_MAX - 5;
     f->link.consumed += CREDIT / 4 - 1;
     CHECK(!link_owes_credit(&f->link));
     f->link.consumed += 1;

@@ -15,7 +15,7 @@ static fixture *open_with_sender(int send_buffer, uint32_t least)
     f->ln.sender = sender_get(f->engine);
     CHECK(f->ln.sender != NULL);
     f->ln.sender->least = least;
-    f->engine->lengthy = 1;
+    f->engine->large_works = 1;
     return f;
 }
 
@@ -53,8 +53,8 @@ static void frames_in_order(int send_buffer, uint32_t least)
         uint32_t length = (uint32_t)draw_below(&seed, draw_below(&seed, 3) ? LARGE : MAX_LENGTH);
         push(f, i, payload, length);
         total += FRAME_HEADER_BYTES + length;
-        handed += f->ln.handed;
-        CHECK(!(f->ln.handed && least > 0 && f->ln.out_bytes == 0));
+        handed += f->ln.owned_by_sender;
+        CHECK(!(f->ln.owned_by_sender && least > 0 && f->ln.out_bytes == 0));
         if (draw_below(&seed, 20) == 0)
             expect_sent(f, i + 1);
     }
@@ -62,7 +62,7 @@ static void frames_in_order(int send_buffer, uint32_t least)
     CHECK(handed > 0);
     CHECK(least == 0 || handed < FRAMES);
     CHECK(f->rooms > 0);
-    CHECK_EQ(f->ln.handed, 0);
+    CHECK_EQ(f->ln.owned_by_sender, 0);
     CHECK_EQ(f->ln.out.sent_bytes, total);
     CHECK_EQ(f->ln.sent_frames, FRAMES);
     CHECK_EQ(f->ln.out_bytes, 0);
@@ -83,17 +83,17 @@ static void only_long_works_are_worth_it(void)
 {
     static uint8_t payload[MAX_LENGTH];
     fixture *f = open_with_sender(0, LARGE);
-    f->engine->lengthy = 0;
+    f->engine->large_works = 0;
     push(f, 0, payload, LARGE);
-    CHECK_EQ(f->ln.handed, 0);
-    f->engine->lengthy = 1;
+    CHECK_EQ(f->ln.owned_by_sender, 0);
+    f->engine->large_works = 1;
     push(f, 1, payload, LARGE - 1);
-    CHECK_EQ(f->ln.handed, 0);
+    CHECK_EQ(f->ln.owned_by_sender, 0);
     CHECK_EQ(f->sent, 2);
     push(f, 2, payload, LARGE);
-    CHECK_EQ(f->ln.handed, 1);
+    CHECK_EQ(f->ln.owned_by_sender, 1);
     expect_sent(f, 3);
-    CHECK_EQ(f->ln.handed, 0);
+    CHECK_EQ(f->ln.owned_by_sender, 0);
     close_fixture(f);
 }
 
@@ -222,7 +222,7 @@ static void room_for_what_leaves_soon(void)
     fixture *f = open_with_sender(0, 0);
     CHECK(lane_has_room(&f->ln));
     push(f, 0, payload, MAX_LENGTH);
-    CHECK_EQ(f->ln.handed, 1);
+    CHECK_EQ(f->ln.owned_by_sender, 1);
     CHECK(!lane_has_room(&f->ln)); /* its rate is not known */
     f->ln.rate = MAX_LENGTH * 0.9 / (double)CLOCK_MS;
     CHECK(!lane_has_room(&f->ln));
@@ -257,7 +257,7 @@ static void detach_at_any_moment(void)
         for (uint64_t until = clock_ns() + draw_below(&seed, 150000); clock_ns() < until;)
             ;
         lane_detach(&f->ln);
-        CHECK_EQ(f->ln.handed, 0);
+        CHECK_EQ(f->ln.owned_by_sender, 0);
         CHECK_EQ(f->sent, FRAMES); /* all given back */
         memset(payload, 0xee, LENGTH);
         free(payload);
@@ -339,7 +339,7 @@ static void broken_lane_still_reads(void)
 
 static int is_mute(const void *arg)
 {
-    return ((const fixture *)arg)->ln.mute;
+    return ((const fixture *)arg)->ln.tx_closed;
 }
 
 /* It is the sender that finds out. */
@@ -354,7 +354,7 @@ static void sender_meets_a_peer_that_is_gone(void)
     drive(f, has_died, LONG_MS);
     CHECK_EQ(f->deaths, 1);
     CHECK_EQ(f->sent, 2);
-    CHECK_EQ(f->ln.handed, 0);
+    CHECK_EQ(f->ln.owned_by_sender, 0);
     close_fixture(f);
 }
 

@@ -172,14 +172,14 @@ static int step_of(side *s)
     if (is_idle(s))
         return 0;
     uint64_t before = progress_of(s);
-    int could = shared_stirred(&s->memory);
+    int could = shared_can_advance(&s->memory);
     if (!pump_well(s, &more))
         return 0;
     int moved = progress_of(s) > before || more;
     if (before > 0 && could)
         CHECK(moved); /* or an engine that polls would never sleep */
     if (!more && s->memory.head != NULL)
-        CHECK(!shared_stirred(&s->memory)); /* or it would not have stopped */
+        CHECK(!shared_can_advance(&s->memory)); /* or it would not have stopped */
     return moved;
 }
 
@@ -242,7 +242,7 @@ static void *run_side(void *arg)
     while (!is_idle(s)) {
         if (!pump_well(s, &more))
             return NULL;
-        while (!is_idle(s) && !more && !shared_stirred(&s->memory))
+        while (!is_idle(s) && !more && !shared_can_advance(&s->memory))
             sched_yield();
     }
     return NULL;
