@@ -416,12 +416,12 @@ void rc_work_error(rc_work *work, rc_error *out)
 
 uint64_t rc_work_seq(const rc_work *work)
 {
-    return work->late && !is_done(work) ? 0 : work_number(work);
+    return work->matched_later && !is_done(work) ? 0 : work_number(work);
 }
 
 int rc_work_root(const rc_work *work)
 {
-    return work->late && !is_done(work) ? RC_ANY_SOURCE : work->call.root;
+    return work->matched_later && !is_done(work) ? RC_ANY_SOURCE : work->call.root;
 }
 
 rc_result rc_work_notify(rc_work *work)

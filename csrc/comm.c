@@ -37,14 +37,14 @@ void comm_finish_complete(rc_comm *c, rc_work *w)
     finish(c, w, RC_OK);
 }
 
-void comm_go_on(rc_comm *c, rc_work *w)
+void comm_send_more(rc_comm *c, rc_work *w)
 {
     if (c->state != COMM_RUNNING)
         return;
     work_retain(w); /* the work may end below */
-    if (work_go_on(w) != RC_OK)
+    if (work_send_more(w) != RC_OK)
         comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for a frame");
-    if (c->state == COMM_RUNNING && work_may_go_on(w))
+    if (c->state == COMM_RUNNING && work_can_send_more(w))
         engine_pump_later(c->engine, &c->member);
     comm_finish_complete(c, w);
     work_release(w);
@@ -64,14 +64,14 @@ static int pump_works(engine_member *member)
 {
     rc_comm *c = (rc_comm *)member;
     int busy = comm_pump_shared(member);
-    rc_work *w = first_that(c, work_may_go_on);
+    rc_work *w = first_that(c, work_can_send_more);
     if (w != NULL)
-        comm_go_on(c, w);
+        comm_send_more(c, w);
     if ((w = first_that(c, keep_is_left)) != NULL) {
         keep_some(w);
         comm_finish_complete(c, w);
     }
-    int more = w != NULL || first_that(c, work_may_go_on) != NULL;
+    int more = w != NULL || first_that(c, work_can_send_more) != NULL;
     c->member.pumped |= more;
     return busy || more;
 }
@@ -80,7 +80,7 @@ static int pump_works(engine_member *member)
  * sent before it left has come. */
 static int needs(const rc_comm *c, const rc_work *w, const peer_link *ln)
 {
-    if (w->late && w->env == NULL)
+    if (w->matched_later && w->env == NULL)
         return comm_has_no_source(c, w);
     if (w->call.collective == RC_RECV)
         return w->call.root == ln->peer && w->receives_left > 0;
@@ -123,15 +123,15 @@ void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
     if (w->env != NULL && w->call.collective == RC_RECV)
         check_work_left(c, w, c->env.links[w->call.root]);
     comm_finish_complete(c, w);
-    if (w->env != NULL && (work_may_go_on(w) || keep_is_left(w)))
+    if (w->env != NULL && (work_can_send_more(w) || keep_is_left(w)))
         engine_pump_later(c->engine, &c->member);
     work_release(w);
 }
 
-static void start_late(rc_comm *c, rc_work *w)
+static void start_unmatched(rc_comm *c, rc_work *w)
 {
     work_retain(w); /* the work may end below */
-    comm_match_late(c, w->call.tag);
+    comm_match_receives(c, w->call.tag);
     for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++)
         if (c->env.links[rank] != NULL && w->env == NULL && work_is_open(w))
             check_work_left(c, w, c->env.links[rank]);
@@ -146,8 +146,8 @@ static void start_work(rc_comm *c, rc_work *w)
     }
     comm_active_add(c, w);
     engine_schedule(c->engine, &c->member, w->deadline);
-    if (w->late) {
-        start_late(c, w);
+    if (w->matched_later) {
+        start_unmatched(c, w);
         return;
     }
     for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++)
@@ -185,7 +185,7 @@ rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out)
     if (w == NULL)
         return RC_NO_MEMORY;
     if (call->feedback != NULL && !quantised_takes(call, c->env.world_size) &&
-        work_absorb(w, c->env.contributors) != RC_OK) {
+        work_add_residual(w, c->env.contributors) != RC_OK) {
         work_release(w);
         work_release(w);
         return RC_NO_MEMORY;
@@ -379,7 +379,7 @@ static void destroy_comm(rc_comm *c)
     }
     comm_unshare(c);
     keyed_destroy(&c->collectives);
-    keyed_destroy(&c->late);
+    keyed_destroy(&c->unmatched);
     free(c->link_storage);
     free(c->env.links);
     work_env_destroy(&c->env);

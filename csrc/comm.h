@@ -56,9 +56,9 @@ struct rc_comm {
     rc_work *active_head, *active_tail;
     keyed_queues collectives; /* active ones by seq; receives are on their links */
     list runnable;            /* works that may have more to send or copy later */
-    keyed_queues late; /* receives that are not matched yet, by tag, in order of their calls */
-    uint64_t called;   /* collectives started here */
-    int early_calls;   /* announced calls among the early frames */
+    keyed_queues unmatched; /* receives that are not matched yet, by tag, in order of their calls */
+    uint64_t called;        /* collectives started here */
+    int early_calls;        /* announced calls among the early frames */
     uint64_t history[COMM_HISTORY]; /* fingerprints by seq */
     uint64_t last_tick, trim_at;    /* ns */
     uint64_t works_done, payload_bytes;
@@ -92,7 +92,7 @@ int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
 void comm_check_left(rc_comm *c, const peer_link *ln);
 
 /* Sends a little more of a work, now and in the next rounds, and ends the work if that was all. */
-void comm_go_on(rc_comm *c, rc_work *w);
+void comm_send_more(rc_comm *c, rc_work *w);
 
 /* Counts a work as called and starts it on the links of env. */
 void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env);
@@ -103,12 +103,12 @@ void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env);
  * frames may come for are found by the name that the frames carry, in constant time. */
 void comm_active_add(rc_comm *c, rc_work *w);
 void comm_active_remove(rc_comm *c, rc_work *w);
-/* Enters a receive that was late under its number. */
+/* Enters a receive that was unmatched under its number. */
 void comm_active_rename(rc_comm *c, rc_work *w);
 /* Returns the work that a peer's frame belongs to; NULL if there is none in flight. */
 rc_work *comm_active_find(rc_comm *c, const frame_header *h, int from);
 /* Returns the first receive of a tag that is still to be matched; NULL if there is none. */
-rc_work *comm_active_late(rc_comm *c, uint32_t tag);
+rc_work *comm_active_first_unmatched(rc_comm *c, uint32_t tag);
 /* Counts the work as called, so that its frames no longer come early. */
 void comm_note_call(rc_comm *c, const rc_work *w);
 
@@ -134,8 +134,8 @@ rc_result comm_number(rc_comm *c, rc_work *w);
 /* Matches a send whose receive has not been called here with the first receive that may take it,
  * and starts that. Returns 0 if there is none. A failure may end the communicator. */
 int comm_match(rc_comm *c, peer_link *ln, const frame_header *h);
-/* Starts the late receives of a tag that can be matched now. */
-void comm_match_late(rc_comm *c, uint32_t tag);
+/* Starts the unmatched receives of a tag that can be matched now. */
+void comm_match_receives(rc_comm *c, uint32_t tag);
 /* Returns 1 if a receive that is not matched never will be: all that could send have left. */
 int comm_has_no_source(const rc_comm *c, const rc_work *w);
 

@@ -3,7 +3,7 @@
  * A frame names its work: a collective by its seq, the receive of a send by its tag and number
  * among those between the two ranks. So a work stands in the table where frames look for it: a
  * collective in the communicator's, a receive in that of its link; a send in none, since no data
- * comes for it; a receive that has no number yet in that of the late ones, by its tag.
+ * comes for it; a receive that has no number yet in that of the unmatched ones, by its tag.
  */
 #include "comm.h"
 
@@ -43,8 +43,8 @@ void comm_active_add(rc_comm *c, rc_work *w)
     c->engine->active++;
     w->is_large = w->call.count > BRIEF_BYTES / rc_dtype_size(w->call.dtype);
     c->engine->large_works += w->is_large;
-    if (w->late)
-        enter(w, &c->late, w->call.tag);
+    if (w->matched_later)
+        enter(w, &c->unmatched, w->call.tag);
     else if (!(w->flags & FRAME_P2P))
         enter(w, &c->collectives, w->seq);
     else if (w->call.collective == RC_RECV)
@@ -80,9 +80,9 @@ rc_work *comm_active_find(rc_comm *c, const frame_header *h, int from)
     return work_of(keyed_first(is_send ? &c->env.links[from]->receives : &c->collectives, h->seq));
 }
 
-rc_work *comm_active_late(rc_comm *c, uint32_t tag)
+rc_work *comm_active_first_unmatched(rc_comm *c, uint32_t tag)
 {
-    return work_of(keyed_first(&c->late, tag));
+    return work_of(keyed_first(&c->unmatched, tag));
 }
 
 void comm_note_call(rc_comm *c, const rc_work *w)

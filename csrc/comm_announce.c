@@ -92,7 +92,7 @@ static int is_wanted(const rc_comm *c, const rc_work *w, const peer_link *ln, in
     uint64_t expected = w->receives_left * segment;
     int bulk = expected > ln->credit / 2 && plan_receives(p, peer) * segment > ln->credit / 2;
     int silent = peer == (p->rank + 1) % p->world_size && !(w->flags & FRAME_P2P) &&
-                 !plan_meets_all(p) && !plan_starts_towards(p, peer);
+                 !plan_detects_any_mismatch(p) && !plan_starts_towards(p, peer);
     int ahead = comm_is_far_ahead(ln) && plan_receives(p, peer) > 0;
     return bulk || ahead || silent || is_hurried(c, w);
 }

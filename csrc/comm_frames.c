@@ -293,7 +293,7 @@ static void sent(lane *l, out_frame *frame)
     if (w != NULL && w->is_shared) /* this may have been the last event that a join waited for */
         engine_pump_later(c->engine, &c->member);
     if (w != NULL)
-        comm_go_on(c, w);
+        comm_send_more(c, w);
 }
 
 static void room(lane *l)

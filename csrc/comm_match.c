@@ -3,9 +3,10 @@
  * The n-th receive of a tag from a rank takes the n-th send of that tag by it, so most receives
  * know their send when they are submitted. A receive from any source does not: it takes the next
  * send of its tag by whichever rank is first, and receives called after it must leave it that send.
- * So it, and all receives that are called while one is without a number, are late: they are
+ * So it, and all receives that are called while one is without a number, are unmatched: they are
  * numbered under the engine's lock, those of each tag in the order in which they were called, and
- * started then. So the first late one of a tag is always from any source, and waits for a send. */
+ * started then. So the first unmatched one of a tag is always from any source, and waits for a
+ * send. */
 #include "comm.h"
 
 /* Gives a send or receive the next number of its tag. Under the inbox lock. */
@@ -24,7 +25,7 @@ rc_result comm_number(rc_comm *c, rc_work *w)
     int is_receive = w->call.collective == RC_RECV;
     if (!is_receive || (w->call.root != RC_ANY_SOURCE && c->unnumbered == 0))
         return take_number(c, w, w->call.root);
-    w->late = 1;
+    w->matched_later = 1;
     c->unnumbered++;
     return RC_OK;
 }
@@ -64,13 +65,13 @@ static int find_sender(rc_comm *c, uint32_t tag)
     return -1;
 }
 
-/* Matches the late receives of one tag in the order of their calls: one from any source that must
- * wait has those behind it wait.
+/* Matches the unmatched receives of one tag in the order of their calls: one from any source that
+ * must wait has those behind it wait.
  */
-void comm_match_late(rc_comm *c, uint32_t tag)
+void comm_match_receives(rc_comm *c, uint32_t tag)
 {
     rc_work *w;
-    while (c->state == COMM_RUNNING && (w = comm_active_late(c, tag)) != NULL) {
+    while (c->state == COMM_RUNNING && (w = comm_active_first_unmatched(c, tag)) != NULL) {
         int peer = w->call.root == RC_ANY_SOURCE ? find_sender(c, tag) : w->call.root;
         if (peer < 0)
             return;
@@ -83,14 +84,14 @@ int comm_match(rc_comm *c, peer_link *ln, const frame_header *h)
     uint32_t tag = tags_tag(h->seq);
     if (!(h->flags & FRAME_P2P) || c->unnumbered == 0 || h->seq != next_name(c, ln, tag))
         return 0;
-    rc_work *w = comm_active_late(c, tag);
+    rc_work *w = comm_active_first_unmatched(c, tag);
     if (w == NULL)
         return 0;
     work_retain(w);
     start_from(c, w, ln->peer);
     int started = w->seq == h->seq;
     work_release(w);
-    comm_match_late(c, tag);
+    comm_match_receives(c, tag);
     return started;
 }
 

@@ -108,7 +108,7 @@ int comm_start_shared(rc_comm *c, rc_work *w)
 
 /* Adds foreign residuals to a work's values. Among hosts a rank encodes only its chunk; residuals
  * of other elements, as from another world, go with the values to the ranks that encode those. */
-static rc_result absorb_foreign(rc_comm *c, rc_work *w)
+static rc_result add_foreign_residual(rc_comm *c, rc_work *w)
 {
     rc_feedback *f = w->call.feedback;
     if (f == NULL || !plan_quantises(&w->call))
@@ -119,7 +119,7 @@ static rc_result absorb_foreign(rc_comm *c, rc_work *w)
     if (feedback_is_zero(f, (feedback_range){0, own.start}) &&
         feedback_is_zero(f, (feedback_range){own.end, f->count}))
         return RC_OK;
-    return work_absorb(w, c->env.contributors);
+    return work_add_residual(w, c->env.contributors);
 }
 
 static void next_in_line(rc_comm *c)
@@ -129,7 +129,7 @@ static void next_in_line(rc_comm *c)
     if (c->waiting_head == NULL)
         c->waiting_tail = NULL;
     if (w->is_shared) {
-        if (absorb_foreign(c, w) != RC_OK) {
+        if (add_foreign_residual(c, w) != RC_OK) {
             comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory to start a collective");
             return;
         }

@@ -204,7 +204,7 @@ void feedback_commit(rc_feedback *f, rc_op op)
     f->op = op;
 }
 
-rc_result feedback_absorb(rc_feedback *f, rc_dtype dtype, const void *src, void **out)
+rc_result feedback_add_residual(rc_feedback *f, rc_dtype dtype, const void *src, void **out)
 {
     size_t elem_bytes = rc_dtype_size(dtype);
     const float *residual = f->worker[f->now].data;

@@ -95,7 +95,7 @@ void feedback_commit(rc_feedback *f, rc_op op);
 void feedback_fold(rc_feedback *f, double factor);
 /* *out = a copy of count elements of src (f32 or f64) with the worker's residuals added, to be
  * freed. RC_NO_MEMORY or RC_OK. */
-rc_result feedback_absorb(rc_feedback *f, rc_dtype dtype, const void *src, void **out);
+rc_result feedback_add_residual(rc_feedback *f, rc_dtype dtype, const void *src, void **out);
 /* Sets all residuals to zero. */
 void feedback_clear(rc_feedback *f);
 

@@ -42,7 +42,7 @@ int join_keep(join *j, uint32_t segment, int rank, pool_buffer *buffer)
     return --j->missing[segment] == 0;
 }
 
-int join_left(join *j, uint32_t segment)
+int join_note_event(join *j, uint32_t segment)
 {
     return --j->missing[segment] == 0;
 }

@@ -30,7 +30,7 @@ int join_keep(join *j, uint32_t segment, int rank, pool_buffer *buffer);
 /* Counts an event that the segment waits for like a contribution, as that a frame sent from src has
  * left, so that this rank's own values may be overwritten. Returns 1 if it was the last one
  * expected. */
-int join_left(join *j, uint32_t segment);
+int join_note_event(join *j, uint32_t segment);
 /* Returns the contributions by rank, NULL where there is none; valid until the next call. */
 const void *const *join_wires(join *j, uint32_t segment);
 /* Gives back the buffers of a segment's contributions. */

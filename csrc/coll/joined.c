@@ -42,9 +42,9 @@ rc_result joined_take(rc_work *w, const frame_header *h, pool_buffer *buffer)
     return joined_segment(w, h->chunk, h->segment);
 }
 
-rc_result joined_left(rc_work *w, uint32_t segment)
+rc_result joined_note_event(rc_work *w, uint32_t segment)
 {
-    if (!join_left(&w->join, segment))
+    if (!join_note_event(&w->join, segment))
         return RC_OK;
     return joined_segment(w, (uint32_t)w->plan.rank, segment);
 }

@@ -19,7 +19,7 @@ rc_result joined_take(rc_work *w, const frame_header *h, pool_buffer *buffer);
 /* Joins a segment that waits for nothing more, and sends the result on. chunk: any that brings some
  * of it. The work may be complete with the last frame sent. */
 rc_result joined_segment(rc_work *w, uint32_t chunk, uint32_t segment);
-/* Counts an event that a segment waits for (join_left). Returns RC_NO_MEMORY or RC_OK. */
-rc_result joined_left(rc_work *w, uint32_t segment);
+/* Counts an event that a segment waits for (join_note_event). Returns RC_NO_MEMORY or RC_OK. */
+rc_result joined_note_event(rc_work *w, uint32_t segment);
 
 #endif

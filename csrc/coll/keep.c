@@ -38,7 +38,7 @@ static void keep_plain(uint8_t *dst, const uint8_t *src, size_t bytes, uint64_t 
 
 void keep_begin(rc_work *w)
 {
-    uint32_t chunk = plan_kept(&w->plan);
+    uint32_t chunk = plan_local_copy_chunk(&w->plan);
     if (chunk == PLAN_NO_CHUNK)
         return;
     if (encodes(w) || work_dst(w, chunk, 0) != work_src(w, chunk, 0))
@@ -55,7 +55,7 @@ void keep_some(rc_work *w)
 {
     if (!keep_is_left(w))
         return;
-    uint32_t chunk = plan_kept(&w->plan);
+    uint32_t chunk = plan_local_copy_chunk(&w->plan);
     const uint8_t *src = work_src(w, chunk, 0);
     uint8_t *dst = work_dst(w, chunk, 0);
     uint64_t most = KEEP_PIECE_BYTES / w->codec.elem_bytes, all = plan_chunk_elems(&w->plan, chunk);

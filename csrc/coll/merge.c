@@ -39,7 +39,7 @@ rc_result merge_init(rc_work *w)
  * left. */
 static rc_result send_value(rc_work *w, const piece *at, turns_unit *unit)
 {
-    uint32_t chunk = plan_leaving(&w->plan, at->part, unit->over);
+    uint32_t chunk = plan_send_after_turns(&w->plan, at->part, unit->over);
     if (chunk == PLAN_NO_CHUNK)
         return RC_OK;
     pool_buffer *value = unit->value;
@@ -68,7 +68,7 @@ static rc_result send_results(rc_work *w, const piece *at, const uint8_t *payloa
 rc_result merge_start(rc_work *w)
 {
     const plan *p = &w->plan;
-    uint32_t chunk = plan_leaving(p, 0, 0);
+    uint32_t chunk = plan_send_after_turns(p, 0, 0);
     for (uint32_t segment = 0; chunk != PLAN_NO_CHUNK && segment < w->turns.units; segment++) {
         piece at = piece_of(w, chunk, segment);
         turns_unit *unit = &w->turns.of[segment];

@@ -24,7 +24,7 @@ struct quantised {
     feedback_view feedback; /* all NULL without feedback, or without residuals */
     uint64_t results_left;  /* segments of dst that are not final */
     int poisoned;
-    int going_on;
+    int sending_more;
     rc_layout layout; /* of source and result if they are encoded already, else zeros */
     outflow to[];     /* [rank] */
 };
@@ -103,7 +103,7 @@ static uint8_t *plain_of(const rc_work *w, uint32_t segment)
 /* Returns the first of the feedback's elements that the work covers. */
 static uint64_t first_elem(const rc_work *w)
 {
-    const rc_call *called = work_called(w);
+    const rc_call *called = work_user_call(w);
     uintptr_t within = (uintptr_t)w->call.dst - (uintptr_t)called->dst;
     return w->is_shared ? within / w->codec.elem_bytes : 0;
 }
@@ -132,7 +132,7 @@ static rc_result begin_feedback(rc_work *w)
     if (w->plan.collective == RC_ALLREDUCE)
         use.owner = use.exact;
     RC_TRY(feedback_begin(f, &use, view));
-    if (w->absorbed != NULL) {
+    if (w->src_with_residual != NULL) {
         view->worker_in = NULL;
         view->exact_is_zero = 1;
     }
@@ -210,7 +210,7 @@ static int contribution_may_leave(const rc_work *w, int peer)
     return chunk != PLAN_NO_CHUNK && to->ahead < AHEAD && to->next < plan_segments(&w->plan, chunk);
 }
 
-int quantised_may_go_on(const rc_work *w)
+int quantised_can_send_more(const rc_work *w)
 {
     for (int peer = 0; peer < w->plan.world_size; peer++)
         if (peer != w->plan.rank && contribution_may_leave(w, peer))
@@ -218,27 +218,28 @@ int quantised_may_go_on(const rc_work *w)
     return 0;
 }
 
-static rc_result go_on_towards(rc_work *w, int peer)
+static rc_result send_next_to(rc_work *w, int peer)
 {
     outflow *to = &w->quantised->to[peer];
     to->ahead++;
     return send_own(w, chunk_towards(&w->plan, peer), to->next++);
 }
 
-/* The flag going_on stops the recursion: a frame that reaches a socket at once calls this again. */
-rc_result quantised_go_on(rc_work *w)
+/* The flag sending_more stops the recursion: a frame that reaches a socket at once calls this
+ * again. */
+rc_result quantised_send_more(rc_work *w)
 {
     struct quantised *q = w->quantised;
     int n = w->plan.world_size, rank = w->plan.rank;
     rc_result result = RC_OK;
-    if (q->going_on)
+    if (q->sending_more)
         return RC_OK;
     work_retain(w); /* the last frame or a failure may end it */
-    q->going_on = 1;
+    q->sending_more = 1;
     for (int distance = 1; distance < n && result == RC_OK && w->env != NULL; distance++)
         if (contribution_may_leave(w, (rank + distance) % n))
-            result = go_on_towards(w, (rank + distance) % n);
-    q->going_on = 0;
+            result = send_next_to(w, (rank + distance) % n);
+    q->sending_more = 0;
     work_release(w);
     return result;
 }
@@ -252,7 +253,7 @@ rc_result quantised_start(rc_work *w)
                          p->world_size - 1 + own_too));
     RC_TRY(begin_feedback(w));
     w->quantised->results_left = count_results(p);
-    return quantised_go_on(w);
+    return quantised_send_more(w);
 }
 
 void quantised_released(rc_work *w, const out_frame *frame)
@@ -387,7 +388,7 @@ static rc_result put_beside(rc_work *w, const frame_header *h, pool_buffer *buff
 {
     memcpy(payload_of(w, h->chunk, h->segment), buffer->data, h->length);
     pool_return(w->env->buffers, buffer);
-    return join_left(&w->join, h->segment) ? join_segment(w, h->chunk, h->segment) : RC_OK;
+    return join_note_event(&w->join, h->segment) ? join_segment(w, h->chunk, h->segment) : RC_OK;
 }
 
 rc_result quantised_end(rc_work *w, const frame_header *h, pool_buffer *buffer)
@@ -407,7 +408,7 @@ rc_result quantised_end(rc_work *w, const frame_header *h, pool_buffer *buffer)
  * chunks. */
 static int is_poisoned(const rc_work *w)
 {
-    const rc_call *called = work_called(w);
+    const rc_call *called = work_user_call(w);
     const uint8_t *dst = called->dst;
     if (!w->is_shared)
         return w->quantised->poisoned;
@@ -424,7 +425,7 @@ int quantised_poisoned(const rc_work *w)
 
 void quantised_finish(rc_work *w, rc_result result)
 {
-    const rc_call *called = work_called(w);
+    const rc_call *called = work_user_call(w);
     if (result != RC_OK)
         return;
     int poisoned = is_poisoned(w);

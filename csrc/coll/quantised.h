@@ -47,9 +47,9 @@ void quantised_destroy(rc_work *w);
 /* Begins the use of the feedback and sends this rank's first segments. */
 rc_result quantised_start(rc_work *w);
 /* Sends a segment to each peer that may have one. */
-rc_result quantised_go_on(rc_work *w);
-/* Returns 1 if quantised_go_on would send one now. */
-int quantised_may_go_on(const rc_work *w);
+rc_result quantised_send_more(rc_work *w);
+/* Returns 1 if quantised_send_more would send one now. */
+int quantised_can_send_more(const rc_work *w);
 
 /* Return the bytes of a segment's payload, and the elements of the largest segment. */
 uint64_t quantised_bytes(const rc_work *w, uint64_t elems);

@@ -40,7 +40,7 @@ void work_env_release(work_env *env, out_frame *frame)
     if (w->quantised != NULL)
         quantised_released(w, frame);
     else if (one_shot_sends_src(w)) /* a frame has left, or never will: then the work fails */
-        (void)joined_left(w, frame->header.segment); /* without memory of its own */
+        (void)joined_note_event(w, frame->header.segment); /* without memory of its own */
     frame->next = *env->frames;
     *env->frames = frame;
 }
@@ -104,27 +104,27 @@ double work_divisor(const rc_call *call, int contributors)
     return call->op == RC_AVG ? contributors : 1.0;
 }
 
-const rc_call *work_called(const rc_work *w)
+const rc_call *work_user_call(const rc_work *w)
 {
     return w->is_shared ? &w->shared.call : &w->call;
 }
 
-rc_result work_absorb(rc_work *w, int contributors)
+rc_result work_add_residual(rc_work *w, int contributors)
 {
     rc_feedback *f = w->call.feedback;
     f->undoable = 0; /* no earlier work can be undone: this one takes its residuals */
     feedback_fold(f, work_divisor(&w->call, contributors));
     if (feedback_is_zero(f, (feedback_range){0, f->count}))
         return RC_OK;
-    RC_TRY(feedback_absorb(f, w->call.dtype, w->call.src, &w->absorbed));
-    w->call.src = w->absorbed;
+    RC_TRY(feedback_add_residual(f, w->call.dtype, w->call.src, &w->src_with_residual));
+    w->call.src = w->src_with_residual;
     return RC_OK;
 }
 
 /* Clears residuals that were sent without being encoded, once they have arrived. */
-static void finish_absorbed(const rc_work *w, rc_result result)
+static void finish_residual(const rc_work *w, rc_result result)
 {
-    const rc_call *call = work_called(w);
+    const rc_call *call = work_user_call(w);
     uint64_t all =
         call->count * (call->collective == RC_ALLGATHER ? (uint64_t)w->plan.world_size : 1);
     if (result == RC_OK && quant_is_finite(call->dtype, call->dst, all))
@@ -143,7 +143,7 @@ void work_release(rc_work *w)
     if (w->seen != w->seen_few)
         free(w->seen);
     quantised_destroy(w);
-    free(w->absorbed);
+    free(w->src_with_residual);
     engine_release(w->engine);
     free(w);
 }
@@ -174,8 +174,8 @@ void work_finish(rc_work *w, rc_result result, const rc_error *error)
     }
     if (w->quantised != NULL)
         quantised_finish(w, result);
-    else if (w->absorbed != NULL)
-        finish_absorbed(w, result);
+    else if (w->src_with_residual != NULL)
+        finish_residual(w, result);
     if (result != RC_OK) {
         w->error = *error;
         w->error.code = result;
@@ -293,7 +293,7 @@ static rc_result start_chunk(rc_work *w, uint32_t chunk)
 
 static rc_result start_chunks(rc_work *w)
 {
-    uint32_t first, count = plan_begins(&w->plan, &first);
+    uint32_t first, count = plan_initial_chunks(&w->plan, &first);
     for (uint32_t chunk = first; chunk < first + count; chunk++)
         if (plan_hops(&w->plan, chunk) > 0)
             RC_TRY(start_chunk(w, chunk));
@@ -308,7 +308,7 @@ static rc_result start_leaving(rc_work *w)
     uint32_t parts = plan_parts(&w->plan);
     for (uint32_t i = 1; i <= parts; i++) {
         uint32_t part = ((uint32_t)w->plan.rank + parts - i) % parts;
-        uint32_t chunk = plan_leaving(&w->plan, part, 0);
+        uint32_t chunk = plan_send_after_turns(&w->plan, part, 0);
         if (chunk != PLAN_NO_CHUNK)
             RC_TRY(start_chunk(w, chunk));
     }
@@ -523,12 +523,12 @@ rc_result work_end(rc_work *w, const frame_header *h, rx_place *place)
     return send_on(w, h, payload, buffer);
 }
 
-rc_result work_go_on(rc_work *w)
+rc_result work_send_more(rc_work *w)
 {
-    return w->quantised != NULL && w->env != NULL ? quantised_go_on(w) : RC_OK;
+    return w->quantised != NULL && w->env != NULL ? quantised_send_more(w) : RC_OK;
 }
 
-int work_may_go_on(const rc_work *w)
+int work_can_send_more(const rc_work *w)
 {
-    return w->quantised != NULL && w->env != NULL && quantised_may_go_on(w);
+    return w->quantised != NULL && w->env != NULL && quantised_can_send_more(w);
 }

@@ -71,8 +71,8 @@ struct rc_work {
     rc_call call;
     uint64_t seq;
     uint64_t fingerprint;
-    uint16_t flags; /* of its frames: 0 or FRAME_P2P */
-    int late;       /* a receive that has no number until it is matched (comm_match.c) */
+    uint16_t flags;    /* of its frames: 0 or FRAME_P2P */
+    int matched_later; /* a receive that has no number until it is matched (comm_match.c) */
     plan plan;
     codec codec;
     uint64_t receives_left, sends_left;
@@ -82,7 +82,7 @@ struct rc_work {
     int is_large;                /* the engine counts it among its large works */
     join join;                   /* without segments in a ring */
     struct quantised *quantised; /* NULL unless quantised.c runs the work */
-    void *absorbed;              /* src with its residuals added, or NULL */
+    void *src_with_residual;     /* src with its residuals added, or NULL */
     int is_shared;               /* goes through shared memory */
     shared_run shared;
     turns turns;                            /* without units where nothing is merged */
@@ -99,9 +99,9 @@ rc_work *work_create(rc_engine *engine, const rc_call *call, uint32_t spin_us);
 /* Replaces src by a copy with the residuals added, where there are any. If the work succeeds,
  * residuals are zero afterwards, or replaced by new ones. contributors: as in work_env. Returns
  * RC_NO_MEMORY or RC_OK. */
-rc_result work_absorb(rc_work *w, int contributors);
+rc_result work_add_residual(rc_work *w, int contributors);
 /* Returns the call as the caller made it; among hosts w->call is about one chunk. */
-const rc_call *work_called(const rc_work *w);
+const rc_call *work_user_call(const rc_work *w);
 /* Returns the divisor of a contribution in the result: an owner's residual is worth as much more as
  * a contribution. */
 double work_divisor(const rc_call *call, int contributors);
@@ -134,9 +134,9 @@ rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *plac
 /* Takes the payload when it has come, and the place's buffer. */
 rc_result work_end(rc_work *w, const frame_header *h, rx_place *place);
 /* Sends a little more of a work that sends bit by bit. Returns RC_NO_MEMORY or RC_OK. */
-rc_result work_go_on(rc_work *w);
-/* Returns 1 if work_go_on would send something now. */
-int work_may_go_on(const rc_work *w);
+rc_result work_send_more(rc_work *w);
+/* Returns 1 if work_send_more would send something now. */
+int work_can_send_more(const rc_work *w);
 
 /* Notes that a frame leaves or comes, or that the work enters shared memory; the first call sets
  * its start. */

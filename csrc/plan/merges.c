@@ -111,7 +111,7 @@ int plan_comes_first(const plan *p, uint32_t turn)
     return p->algorithm == RC_HALVING || doubling_peer(p->rank, p->world_size, turn) < p->rank;
 }
 
-uint32_t plan_leaving(const plan *p, uint32_t part, uint32_t turns)
+uint32_t plan_send_after_turns(const plan *p, uint32_t part, uint32_t turns)
 {
     uint32_t n = world_of(p), rank = (uint32_t)p->rank;
     if (p->algorithm == RC_HALVING)
@@ -173,7 +173,7 @@ uint64_t merges_frames(const plan *p, int peer)
 /* Returns 1: frames go out in rounds, and each needs only frames of earlier rounds. Of all frames
  * between two groups, those of the earliest round need only frames within the groups, and the plan
  * connects all ranks. */
-int plan_meets_all(const plan *p)
+int plan_detects_any_mismatch(const plan *p)
 {
     return plan_merges(p) && p->total_elems > 0;
 }

@@ -252,7 +252,7 @@ int plan_rank_at(const plan *p, uint32_t chunk, uint32_t position)
     }
 }
 
-uint32_t plan_begins(const plan *p, uint32_t *first)
+uint32_t plan_initial_chunks(const plan *p, uint32_t *first)
 {
     uint32_t n = (uint32_t)p->world_size, rank = (uint32_t)p->rank;
     int all_pairs = p->collective == RC_ALLTOALL || p->collective == RC_BARRIER;
@@ -272,7 +272,7 @@ uint32_t plan_begins(const plan *p, uint32_t *first)
     }
 }
 
-uint32_t plan_kept(const plan *p)
+uint32_t plan_local_copy_chunk(const plan *p)
 {
     uint32_t n = (uint32_t)p->world_size, rank = (uint32_t)p->rank;
     int at_root = p->rank == p->root;
@@ -370,9 +370,9 @@ static int begins_towards(const plan *p, uint32_t chunk, int peer)
 
 int plan_starts_towards(const plan *p, int peer)
 {
-    uint32_t first = 0, count = plan_merges(p) ? plan_parts(p) : plan_begins(p, &first);
+    uint32_t first = 0, count = plan_merges(p) ? plan_parts(p) : plan_initial_chunks(p, &first);
     for (uint32_t i = 0; i < count; i++)
-        if (begins_towards(p, plan_merges(p) ? plan_leaving(p, i, 0) : first + i, peer))
+        if (begins_towards(p, plan_merges(p) ? plan_send_after_turns(p, i, 0) : first + i, peer))
             return 1;
     return 0;
 }

@@ -120,11 +120,11 @@ plan_action plan_action_at(const plan *p, uint32_t chunk, uint32_t step);
 /* Returns 1 if the chunk is there from the beginning, and not the result of a join or a merge. */
 int plan_is_given(const plan *p, uint32_t chunk);
 /* Returns how many chunks are there from the beginning and have paths that begin at this rank; they
- * are in a row from *first on. Not for plans that merge (plan_leaving). */
-uint32_t plan_begins(const plan *p, uint32_t *first);
+ * are in a row from *first on. Not for plans that merge (plan_send_after_turns). */
+uint32_t plan_initial_chunks(const plan *p, uint32_t *first);
 /* Returns the chunk that stays here as a copy of this rank's src in dst, or PLAN_NO_CHUNK; in a
  * world of one everything. RC_RING only. */
-uint32_t plan_kept(const plan *p);
+uint32_t plan_local_copy_chunk(const plan *p);
 /* Returns the chunk that carries this rank's joined part to another rank; RC_DIRECT only. */
 uint32_t plan_result_chunk(const plan *p, int to);
 
@@ -142,7 +142,7 @@ uint32_t plan_turn(const plan *p, uint32_t chunk);
 /* Returns 1 if the value received in a turn is the first operand, 0 if the sum so far is. */
 int plan_comes_first(const plan *p, uint32_t turn);
 /* Returns the chunk that leaves as soon as that many turns of a part are over, or PLAN_NO_CHUNK. */
-uint32_t plan_leaving(const plan *p, uint32_t part, uint32_t turns);
+uint32_t plan_send_after_turns(const plan *p, uint32_t part, uint32_t turns);
 /* Returns 1 if this rank's last turn makes the result of a part. */
 int plan_is_owner(const plan *p, uint32_t part);
 /* Return the number of chunks in which this rank sends on the result of a part, and each of them.
@@ -161,6 +161,6 @@ uint64_t plan_sends(const plan *p, int peer);
 int plan_starts_towards(const plan *p, int peer);
 /* Returns 1 if between any two groups of ranks some frame is sent that depends on its sender's
  * group only, so that ranks which made different calls find out by the data. */
-int plan_meets_all(const plan *p);
+int plan_detects_any_mismatch(const plan *p);
 
 #endif

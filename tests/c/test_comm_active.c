@@ -82,8 +82,8 @@ static void late_receives_are_found_once_matched(void)
     CHECK(find(&s, 2, FRAME_P2P, tags_name(6, 0)) == NULL);
     CHECK(find(&s, 1, FRAME_P2P, tags_name(7, 0)) == works[2]);
     engine_lock(s.engine);
-    CHECK(comm_active_late(s.comm, 6) == works[0]);
-    CHECK(comm_active_late(s.comm, 7) == NULL);
+    CHECK(comm_active_first_unmatched(s.comm, 6) == works[0]);
+    CHECK(comm_active_first_unmatched(s.comm, 7) == NULL);
     engine_unlock(s.engine);
     rc_call call = small_call(RC_RECV, data, 1);
     frame_header h = data_header(&call, tags_name(6, 0));

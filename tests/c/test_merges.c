@@ -50,7 +50,7 @@ static void post(const plan *p, uint32_t chunk, value v)
 
 static void leave(const plan *p, uint32_t part)
 {
-    uint32_t turns = over[p->rank][part], chunk = plan_leaving(p, part, turns);
+    uint32_t turns = over[p->rank][part], chunk = plan_send_after_turns(p, part, turns);
     value v = values[p->rank][part];
     if (chunk != PLAN_NO_CHUNK) {
         CHECK_EQ(plan_is_given(p, chunk), turns == 0);

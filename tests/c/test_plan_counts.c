@@ -97,7 +97,7 @@ static void check_begins(const plan *plans)
 {
     for (int rank = 0; rank < plans[0].world_size && !plan_merges(plans); rank++) {
         const plan *p = &plans[rank];
-        uint32_t first = 0, count = plan_begins(p, &first);
+        uint32_t first = 0, count = plan_initial_chunks(p, &first);
         for (uint32_t chunk = 0; chunk < p->chunks; chunk++)
             CHECK_EQ(begins(p, chunk), chunk >= first && chunk < first + count);
     }
@@ -113,7 +113,7 @@ static void check_kept(const plan *plans)
     for (int rank = 0; rank < plans[0].world_size; rank++) {
         const plan *p = &plans[rank];
         int copies = p->collective == RC_ALLGATHER || p->collective == RC_BROADCAST;
-        uint32_t kept = plan_kept(p);
+        uint32_t kept = plan_local_copy_chunk(p);
         for (uint32_t chunk = 0; chunk < p->chunks; chunk++) {
             int stays = plan_hops(p, chunk) == 0 || copies;
             if (p->algorithm == RC_RING && plan_chunk_elems(p, chunk) > 0)
@@ -151,8 +151,8 @@ static void messages_have_one_sender_and_one_receiver(void)
                     CHECK_EQ(plan_starts_towards(&send, peer), peer == to);
                     CHECK_EQ(plan_starts_towards(&receive, peer), 0);
                 }
-                CHECK_EQ(plan_kept(&send), PLAN_NO_CHUNK);
-                CHECK_EQ(plan_kept(&receive), PLAN_NO_CHUNK);
+                CHECK_EQ(plan_local_copy_chunk(&send), PLAN_NO_CHUNK);
+                CHECK_EQ(plan_local_copy_chunk(&receive), PLAN_NO_CHUNK);
             }
 }
 
