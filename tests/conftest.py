@@ -162,7 +162,7 @@ def gpu_kernels() -> Path:
     """What the fake driver runs of csrc/cuda/kernels.cu."""
     import emulation
 
-    return emulation.shared()
+    return emulation.copy("driver")
 
 
 @pytest.fixture

@@ -59,6 +59,12 @@ def folder() -> Path:
 
 
 @functools.cache
-def shared() -> Path:
-    """The emulation alone, built once."""
+def _built() -> Path:
     return build(folder() / "emulated.so")
+
+
+@functools.cache
+def copy(user: str) -> Path:
+    """The emulation alone, built once, as a library of this user's own: how it finds memory behind
+    a device's address is set for all who load the same file."""
+    return Path(shutil.copy(_built(), folder() / f"emulated-{user}.so"))

@@ -64,7 +64,7 @@ def both_sides() -> Sides:
         emulation.HERE / "core.c",
     ]
     try:
-        gpu = ctypes.CDLL(str(emulation.shared()))
+        gpu = ctypes.CDLL(str(emulation.copy("sides")))
         host = ctypes.CDLL(str(emulation.compiled(emulation.folder() / "core.so", core)))
     except OSError as error:
         pytest.skip(f"no C compiler: {error}")
