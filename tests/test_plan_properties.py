@@ -398,7 +398,7 @@ class Merging(Rank):
         """The frames of those parts for which this rank waits for nothing."""
         frames = []
         for part in range(self.plan.parts()):
-            chunk = self.plan.leaving(part, 0)
+            chunk = self.plan.send_after_turns(part, 0)
             for segment in range(self.plan.segments(chunk) if chunk != NO_CHUNK else 0):
                 self.values[part, segment] = self.own(chunk, segment)
                 frames.append((chunk, segment, 0, self.values[part, segment]))
@@ -431,7 +431,7 @@ class Merging(Rank):
             self.values[unit], self.over[unit] = had, over + 1
             if over + 1 == self.plan.turns(part) and self.plan.is_owner(part):
                 frames += self.results(chunk, segment, had)
-            elif (to := self.plan.leaving(part, over + 1)) != NO_CHUNK:
+            elif (to := self.plan.send_after_turns(part, over + 1)) != NO_CHUNK:
                 frames.append((to, segment, 0, had))
         return frames
 
