@@ -242,16 +242,11 @@ def ready(plan: Plan, folder: Path) -> list[Run]:
 def pages(plan: Plan) -> dict[Path, str]:
     """docs/METHODS.md and docs/RESULTS.md with the parts that rows make."""
     picture = "\n\n![what methods end at](plots/convergence.png)"
-    bodies = {
-        DOCS / "METHODS.md": report.document(plan, advised=True) + picture,
-        DOCS / "RESULTS.md": report.document(plan),
-    }
-    return {
-        page: columns.filled(
-            page.read_text(encoding="utf-8"), "convergence", body, "bench/convergence.py"
-        )
-        for page, body in bodies.items()
-    }
+    found = {}
+    for page, advised in ((DOCS / "METHODS.md", True), (DOCS / "RESULTS.md", False)):
+        text, body = page.read_text(encoding="utf-8"), report.document(plan, advised) + picture
+        found[page] = columns.filled(text, "convergence", body, "bench/convergence.py")
+    return found
 
 
 def write(plan: Plan) -> None:

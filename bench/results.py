@@ -31,11 +31,9 @@ from netlab import NetLabError, why_unavailable
 from report.columns import aligned
 from report.rows import Load, Row, Rows, about, is_dirty
 from sources import page
-from sources.source import Claim, Point, Source, due, due_of, found, load, names, notes_of
+from sources.source import Claim, Point, Source, due, due_of, found, load, names, optional
 
 HERE = Path(__file__).resolve().parent
-CLAIM_HEADS = ("claim", "theirs", "ours", "same baseline?", "bound", "")
-UNJUDGED = 4  # columns of them where the sizes prove nothing
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -74,13 +72,11 @@ def show(source: Source, rows: dict[str, Row], judged: bool) -> list[Claim]:
     table = source.table(rows)
     if len(table) > 1:
         print("\n".join(aligned(table, left={0})), "\n")
-    for note in notes_of(source, rows):
+    for note in optional(source, "notes", rows):
         print(note, "\n")
     claims = list(source.claims(rows))
-    lines = [page.line_of(one) for one in claims]
-    columns = len(CLAIM_HEADS) if judged else UNJUDGED
-    lines = [line[:columns] for line in (CLAIM_HEADS, *lines)]
-    print("\n".join(aligned(lines, left={0, 3, 5})))
+    lines = [page.HEADS, *map(page.line_of, claims)]
+    print("\n".join(aligned(lines if judged else [line[:-1] for line in lines], left={0, 3, 4})))
     return claims
 
 

@@ -322,24 +322,35 @@ def test_the_document_has_what_was_run(tmp_path: Path, monkeypatch: pytest.Monke
         rows, ("adamw", "int8"), lambda run: 1.6 + abs(math.log(run.lr / 1e-2)) + 1e-3 * run.seed
     )
     head, _, _, rule, *lines = report.document(plan).splitlines()
-    assert " runs; torch 2, Python 3, none. Bytes: " in head
+    assert " runs; torch 2, Python 3, none. Verdict: " in head
     assert set(rule) == set("|-")
     (line,) = (line for line in lines if "AdamW, int8 |" in line)
-    assert line.startswith("| codecs | AdamW, int8 | AdamW |")
-    assert line.endswith("| 0.005 | no worse |")
+    assert line.startswith("| AdamW, int8 | AdamW |")
+    assert line.endswith("| 0.005: no worse |")
     more = dataclasses.replace(METHODS["int8"], seeds=tuple(range(1, 10)))
     monkeypatch.setitem(METHODS, "int8", more)
-    assert "| no worse (8 pairs) |" in report.document(plan)
+    assert "| 0.005: no worse (8 pairs) |" in report.document(plan)
 
 
-def test_the_document_says_what_is_sent_and_which_rate_lies_at_an_edge(tmp_path: Path) -> None:
+def test_the_document_says_which_rate_lies_at_an_edge(tmp_path: Path) -> None:
     rows = Rows(tmp_path / "rows")
     plan = _fill(rows, ("adamw", "torch-fp16", "muon"), lambda run: 2 - run.lr + 1e-3 * run.seed)
-    told = report.document(plan)
-    assert "| torch's fp16 hook, gloo* | AdamW* | ~3.00 |" in told
-    assert "| Muon* | AdamW* | 6.00 |" in told
-    advised = report.document(plan, advised=True)
-    assert "Muon" not in advised
+    told = report.document(plan).splitlines()
+    for name in ("torch's fp16 hook, gloo*", "Muon*"):
+        (line,) = (line for line in told if line.startswith(f"- {name}: "))
+        assert line.endswith(" beside AdamW*")
+    assert "Muon" not in report.document(plan, advised=True)
+    assert "| ~3.00 |" in report.markdown(plan, []), "by formula"
+
+
+def test_a_claim_stands_on_one_page(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "rows")
+    plan = _fill(rows, ("adamw", "onebit-adam"), lambda run: 1.6 + run.lr + 1e-3 * run.seed)
+    advised, others = report.document(plan, advised=True), report.document(plan)
+    assert "| 1-bit Adam | OneBitAdam as it is by default" in advised
+    alike = [line for line in others.splitlines() if line.startswith("| OneBitAdam")]
+    assert alike
+    assert all("fine-tuning" in line for line in alike)
 
 
 def test_what_write_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,8 @@ class Fake(SimpleNamespace):
     def table(self, found: Found) -> list[tuple[str, ...]]:
         return [("name", "figure"), *((name, str(row["figure"])) for name, row in found.items())]
 
+    brief = table
+
     def draw(self, found: Found, figure: Any) -> None:
         figure.add_subplot().bar(list(found), [row["figure"] for row in found.values()])
 
@@ -191,7 +193,19 @@ def test_the_picture_has_what_is_like_for_like_alone(
     (axes,) = drawn[0].axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["fake: like"]
     assert axes.get_xlim()[0] == 0
-    assert "| no: 16 bits; fp32 |" in page.summary({"fake": (fake, {})})
+    assert "| no: 16 bits; fp32 |" in page.section("fake", fake, {})
+
+
+def test_a_bound_of_our_own_stands_below_the_documents_claims(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Claim("speed", "-", "2x", "> 1x", True)
+    theirs = fake.claims({})
+    monkeypatch.setattr(fake, "claims", lambda _: [own, *theirs], raising=False)
+    told = page.section("fake", fake, {})
+    assert told.index("| letters | 5 | - | - | >= 6: not measured |") < told.index(
+        "\n- speed: 2x (> 1x: met)"
+    )
 
 
 # ---- what may be published ----
@@ -343,7 +357,8 @@ def test_what_write_makes(fake: Fake, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(page, "PAGE", tmp_path / "RESULTS.md")
     assert results.main(["--write", "--with-due", "--rows", str(file)]) == 0
     text = (tmp_path / "RESULTS.md").read_text()
-    assert "| [fake](#fake) | letters | 5 | 6 | - | >= 6 | met |" in text
+    assert "- [fake](#fake): 1 met" in text
+    assert "| letters | 5 | 6 | - | >= 6: met |" in text
     assert "| second | 6 |" in text
     assert (tmp_path / "plots" / "fake.png").stat().st_size > 1000
     assert (tmp_path / "plots" / "results.png").stat().st_size > 1000

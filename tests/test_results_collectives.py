@@ -69,12 +69,11 @@ def test_claims_are_met_and_missed() -> None:
     assert behind[5].ours.startswith("0.90")
 
 
-def test_the_page_has_three_sizes_of_each_place() -> None:
-    full, short = collectives.table(rows()), collectives.brief(rows())
-    assert short[0] == full[0]
-    assert set(short) < set(full)
-    of_hosts = [line[2] for line in short if line[:2] == ("broadcast", "8 hosts")]
-    assert of_hosts == ["4 KiB", "256 KiB", "64 MiB"]
+def test_the_page_has_the_others_lead_within_a_host() -> None:
+    (note,) = collectives.notes(rows(mpich=0.9))
+    assert "broadcast, tcp 0.90 (4 KiB)" in note
+    assert "8 hosts" not in note
+    assert collectives.notes({}) == []
 
 
 def test_tables_and_pictures_of_any_rows(tmp_path: Path) -> None:

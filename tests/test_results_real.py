@@ -65,9 +65,9 @@ def test_seconds_to_a_loss() -> None:
 
 def test_a_run_that_its_limit_ended_is_told_so() -> None:
     lines = {line[0]: line for line in real.table(rows())}
-    assert lines[real.FP32][5:7] == ("not by then", "-")
-    assert lines["int4 hook"][1:7] == ("3", "0.250", "0.100", "1", "89", "> 5.4x")
-    assert lines["OuterStep int4, H = 10"][1] == "1"
+    assert lines[real.FP32][3:5] == ("not by then", "-")
+    assert lines["int4 hook"][1:5] == ("0.250", "1", "89", "> 5.4x")
+    assert "OuterStep int4, H = 10 (1 of 3 seeds)" in lines
     (note,) = real.notes(rows())
     assert "19 times the compute" in note
 

@@ -12,6 +12,7 @@ On the loopback "tcp" has every library on sockets; in "shared memory" each uses
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -25,16 +26,13 @@ from report.columns import size_name
 from .source import Claim, Found, Point
 
 DOCUMENT = (
-    "Optimized broadcast for deep learning on dense multi-GPU systems (MVAPICH2-GDR, pipelined "
-    "chain): latency up to 16.6 times lower between nodes and 14 within one than with NCCL. "
-    "CUDA-aware MPI: all-reduces 5 to 17 times faster than NCCL2's for small and middle messages, "
-    "29 % less latency for large ones."
+    "MVAPICH2-GDR (two abstracts): a pipelined chain broadcasts between GPUs faster than NCCL, "
+    "within a node up to 14 times; CUDA-aware all-reduces are faster than NCCL2's."
 )
-REAL = "the libraries (gloo in PyTorch, Open MPI, MPICH), TCP sockets, a process for each rank."
+REAL = "the libraries (gloo in PyTorch, Open MPI, MPICH)."
 EMULATED = (
-    "the links, shaped to 1000 Mbit/s. All hosts share this machine's two cores, so libraries that "
-    "poll suffer with more ranks. There is no GPU: gloo and MPI stand for the documents' NCCL of "
-    "2017 and 2018."
+    "links (1000 Mbit/s). All ranks share two cores, where libraries that poll suffer. There is no "
+    "GPU: gloo and MPI stand for the documents' NCCL of 2017 and 2018."
 )
 WITHOUT_ROOT = (
     "bench/peers.py compares the same libraries' all-reduces on the loopback, and sweep.py "
@@ -269,7 +267,7 @@ def _flat(by_hosts: Mapping[int, Mapping[int, Line]]) -> Claim:
     few, many = (min(times), max(times)) if several else (min(HOSTS), max(HOSTS))
     return Claim(
         f"broadcast of {size_name(size)}: time with {many} hosts over {few}",
-        "a pipelined chain",
+        "-",
         "" if value is None else f"{value:.2f}",
         f"<= {FLAT}",
         None if value is None else value <= FLAT,
@@ -280,7 +278,7 @@ def _never_behind(what: str, by_hosts: Mapping[int, Mapping[int, Line]]) -> Clai
     ratios = _all(by_hosts, over_best)
     worst, where = min(ratios, default=(0.0, ""))
     return Claim(
-        f"{what}: the fastest other's time over ours, worst",
+        f"{what}, the fastest other's time over ours, worst",
         "-",
         f"{worst:.2f} ({where})" if ratios else "",
         f">= {1 / AS_FAST:.2f}",
@@ -313,28 +311,16 @@ def table(found: Found) -> list[Sequence[str]]:
     return lines
 
 
-def brief(found: Found) -> list[Sequence[str]]:
-    """The smallest and the largest size of each place, but for numbers of hosts between the fewest
-    and most; with most hosts a middle size, too. The picture has them all."""
-    heads, *lines = table(found)
-    left_out, most = {f"{hosts} hosts" for hosts in HOSTS[1:-1]}, f"{HOSTS[-1]} hosts"
-    shown = {
-        name: {size_name(min(sizes)), size_name(max(sizes))}
-        for name, row in found.items()
-        if (sizes := lines_of(row))
-    }
-    return [
-        heads,
-        *(
-            line
-            for line in lines
-            if line[1] not in left_out
-            and (
-                line[2] in shown[f"{line[0]}, {line[1]}"]
-                or (line[1] == most and line[2] == size_name(256 * KIB))
-            )
-        ),
-    ]
+def notes(found: Found) -> list[str]:
+    """The other libraries' lead within one host, of which no claim is."""
+    worst = []
+    for place, row in found.items():
+        ratios = [(over_best(line) or math.inf, size) for size, line in lines_of(row).items()]
+        if ratios and not row["settings"]["hosts"]:
+            ratio, size = min(ratios)
+            worst.append(f"{place.replace('one host, ', '')} {ratio:.2f} ({size_name(size)})")
+    told = f"Within a host, the fastest other's time over ours, worst: {'; '.join(worst)}."
+    return [told] if worst else []
 
 
 def draw(found: Found, figure: Any) -> None:

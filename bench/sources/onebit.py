@@ -33,16 +33,13 @@ from . import steps
 from .source import Claim, Found, Point
 
 DOCUMENT = (
-    "1-bit Adam and 1-bit LAMB: 5 and 4.6 times less communication end to end, up to 3.3 times the "
-    "throughput of uncompressed Adam in BERT-Large's pre-training (2.8 with LAMB)."
+    "1-bit Adam and 1-bit LAMB (two papers): less communication and more throughput than "
+    "uncompressed Adam in BERT-Large's pre-training."
 )
-REAL = (
-    "TCP sockets between network namespaces, DDP, OneBitAdam and OneBitLamb with their codecs and "
-    "arithmetic, every byte, a process for each of 2 to 8 hosts."
-)
+REAL = "every byte, DDP, OneBitAdam and OneBitLamb with their codecs and arithmetic."
 EMULATED = (
     "compute (layers sleep) and links, at a hundredth of the models and a fraction of the rates; "
-    "end-to-end figures are put together of measured steps, dense, at 1 bit, and renewing."
+    "figures end to end are composed of measured steps: dense, at 1 bit, and renewing."
 )
 WITHOUT_ROOT = "bench/codecs.py and tests/test_optim_adam.py run the same exchanges on the loopback"
 HARNESS = 1
@@ -292,19 +289,6 @@ def table(found: Found) -> list[Sequence[str]]:
         ]
         made.append((name, *(f"{figure:.2f}" for figure in figures)))
     return made
-
-
-def brief(found: Found) -> list[Sequence[str]]:
-    """BERT's lines, which GPT's are like, with most hosts, and with two at the papers' rate."""
-    heads, *lines = table(found)
-    return [
-        heads,
-        *(
-            line
-            for line in lines
-            if line[0].startswith("BERT, 8") or line[0] == "BERT, 2 hosts, papers"
-        ),
-    ]
 
 
 def draw(found: Found, figure: Any) -> None:

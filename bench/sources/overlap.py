@@ -25,12 +25,10 @@ from . import steps
 from .source import Claim, Found, Point
 
 DOCUMENT = (
-    "Baidu's ring all-reduce: a language model of 300 million parameters; the exchange costs each "
-    "GPU as much however many there are (2.4 GB, 400 ms), and less where it overlaps with backward."
+    "Baidu's ring all-reduce, with a language model of 300 million parameters: the exchange costs "
+    "each GPU as much however many there are (400 ms), and less where it overlaps with backward."
 )
-REAL = (
-    "TCP sockets between network namespaces, DDP, every byte, a process for each of 1 to 8 hosts."
-)
+REAL = "every byte, DDP, 1 to 8 hosts."
 EMULATED = (
     "compute (layers sleep, twice as long as the exchange at its limit) and links (1000 Mbit/s), "
     "at a tenth of the model."
@@ -233,10 +231,8 @@ def notes(found: Found) -> list[str]:
     if not hops:
         return []
     return [
-        f"Beyond its bytes the exchange takes {min(hops):.1f} to {max(hops):.1f} ms for each "
-        f"hop of the ring here, on cores that the hosts share; the cost model has "
-        f"{1e3 * HOP_S:g} ms. A curve of more hosts would follow from that figure "
-        "alone, so it ends with the points."
+        f"Beyond its bytes the exchange takes {min(hops):.1f} to {max(hops):.1f} ms for each hop, "
+        f"on shared cores; the cost model has {1e3 * HOP_S:g} ms."
     ]
 
 

@@ -12,66 +12,74 @@ from typing import Any
 
 from report import columns
 
-from .source import Claim, Found, Source, brief_of, due_of, notes_of
+from .source import Claim, Found, Source, due_of, optional
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = DOCS / "RESULTS.md"
 PICTURE = "plots/results.png"
 PROGRAM = "bench/results.py"
 WORDS_FROM = 0.6  # of the picture's width
-HEADS = ("source", "claim", "theirs", "ours", "same baseline?", "bound", "verdict")
+HEADS = ("claim", "theirs", "ours", "same baseline?", "bound")
 
 Everything = Mapping[str, tuple[Source, Found]]
 
 
 def summary(everything: Everything) -> str:
-    """All claims in one table."""
-    lines = [
-        (f"[{name}](#{name})", *line_of(one))
-        for name, (source, rows) in everything.items()
-        for one in source.claims(rows)
-    ]
-    return "\n".join(columns.markdown([HEADS, *lines]))
+    """How many claims of each source are met, and how many are short; and the machine."""
+    lines = []
+    for name, (source, rows) in everything.items():
+        verdicts = Counter(one.verdict for one in source.claims(rows))
+        told = ", ".join(f"{many} {verdict}" for verdict, many in verdicts.items())
+        lines.append(f"- [{name}](#{name}): {told}")
+    every = [row for _, rows in everything.values() for row in rows.values()]
+    machines = sorted({f"{row['cpu']}, torch {row['torch']}" for row in every})
+    return "\n".join([*lines, "", f"Machine: {'; '.join(machines)}."])
 
 
 def line_of(one: Claim) -> tuple[str, ...]:
     """A claim in columns."""
-    return (one.what, one.document, one.ours or "-", one.same_baseline, one.bound, one.verdict)
+    judged = f"{one.bound}: {one.verdict}"
+    return (one.what, one.document, one.ours or "-", one.same_baseline, judged)
 
 
 def section(name: str, source: Source, rows: Found) -> str:
-    """A source's part of the page."""
+    """A source's part of the page: its document's claims in a table, ours beyond as a list."""
+    lines = [line_of(one) for one in source.claims(rows)]
+    claims = [line for line in lines if line[1] != "-"]
+    beyond = [
+        f"- {what}: {ours} ({judged})" for what, theirs, ours, _, judged in lines if theirs == "-"
+    ]
     parts = [
-        f"{source.DOCUMENT}",
+        source.DOCUMENT,
         f"Real: {source.REAL} Emulated: {source.EMULATED}",
         f"`python bench/results.py {name}`{_taken(rows)} {_due(source, rows)}".strip(),
+        _table([HEADS, *claims]),
+        "\n".join(beyond),
+        _table(columns.with_units(optional(source, "brief", rows))),
+        *optional(source, "notes", rows),
     ]
-    table, whole = columns.with_units(brief_of(source, rows)), len(source.table(rows))
-    if len(table) > 1:
-        parts.append("\n".join(columns.markdown(table)))
-    if len(table) < whole:
-        parts.append(f"{len(table) - 1} of {whole - 1} lines; with `--table` all.")
-    parts += notes_of(source, rows)
     if rows:
         parts.append(f"![{name}](plots/{name}.png)")
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Markdown of heads and lines; empty where there are no lines."""
+    return "\n".join(columns.markdown(rows)) if len(rows) > 1 else ""
 
 
 def _taken(rows: Found) -> str:
     if not rows:
         return ": not measured yet."
-    dates, cpus, torches = (
-        sorted({str(row[name]) for row in rows.values()}) for name in ("date", "cpu", "torch")
-    )
-    dated = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    return f"; {dated}, {', '.join(cpus)}, torch {', '.join(torches)}."
+    dates = sorted({str(row["date"]) for row in rows.values()})
+    return f"; {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
 
 
 def _due(source: Source, rows: Found) -> str:
     """How many rows are to be measured again, and why; empty: none."""
     reasons = Counter(due_of(source, rows).values())
-    said = " and ".join(f"{many} for {why}" for why, many in reasons.items())
-    return f"Of its {len(rows)} rows {reasons.total()} are due again: {said}." if said else ""
+    said = ", ".join(f"{many} ({why})" for why, many in reasons.items())
+    return f"Due again of {len(rows)} rows: {said}." if said else ""
 
 
 def write(everything: Everything, chosen: Sequence[str]) -> None:

@@ -9,10 +9,11 @@
     claims(found)   each claim with the document's figure, ours, the bound and the verdict
     table(found)    a table, its first row the heads
     draw(found, figure)     the same as a picture, with matplotlib
-    brief(found)    the lines of the table that the page has, where these are not all (brief_of())
-    notes(found)    sentences with figures below the table; only some have any (notes_of())
+    brief(found)    the page's table, where claims and picture do not have its figures
+    notes(found)    sentences with figures
 
-The last five are functions of rows alone, any of which may be missing.
+The last five are functions of rows alone, any of which may be missing; only some sources have the
+last two (optional()).
 
 Invariant: a row counts only under the key of its point, which is made of all that defines the
 measurement; so a changed point or harness is measured anew. One that counts may be due again all
@@ -36,7 +37,7 @@ Found = Mapping[str, Row]
 """The rows of a source's points, by the point's name."""
 
 SLOW_MBIT = 100.0  # from here down a step's bytes are few beside what older cables let through
-OLDER_CABLES, UNCOMMITTED = "cables that let 128 KiB through at once", "files in no commit"
+OLDER_CABLES, UNCOMMITTED = "older cables", "files in no commit"  # docs/RESULTS.md says why
 _ORDER = ("scaling", "slow", "real", "onebit", "overlap", "topologies", "collectives", "hybrid")
 
 
@@ -60,7 +61,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """One line of the summary.
+    """A figure beside a bound, and beside the document's where that has one.
 
     Attributes:
         what: is compared, as "one port alone, fp32".
@@ -149,16 +150,10 @@ def due_of(source: Source, rows: Found) -> dict[str, str]:
     return {name: why for name, why in reasons.items() if why}
 
 
-def brief_of(source: Source, found: Found) -> list[Sequence[str]]:
-    """The table of the page."""
-    brief = getattr(source, "brief", source.table)
-    return list(brief(found))
-
-
-def notes_of(source: Source, found: Found) -> list[str]:
-    """What its rows say in sentences; none of most sources."""
-    notes = getattr(source, "notes", None)
-    return list(notes(found)) if notes else []
+def optional(source: Source, name: str, found: Found) -> list[Any]:
+    """Lines or sentences by a function that only some sources have; none where it is missing."""
+    make = getattr(source, name, None)
+    return list(make(found)) if make else []
 
 
 def found(rows: Rows, name: str, quick: bool) -> dict[str, Row]:

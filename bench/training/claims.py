@@ -28,7 +28,7 @@ class Claim:
         setting: of the runs.
         lr: both at this rate; None: each at its own. Pairs at one rate differ by the method alone,
             and by about half the noise.
-        advised: docs/METHODS.md shows it beside its advice, and not docs/RESULTS.md alone.
+        advised: docs/METHODS.md shows it beside its advice, and docs/RESULTS.md does not.
     """
 
     row: str

@@ -29,16 +29,17 @@ METHOD_HEADS = (
     "bytes a step and parameter",
     "real processes",
 )
-DOCUMENT_HEADS = ("", "method", "beside", "bytes", *HEADS[3:6], HEADS[7])
+ADVISED_HEADS = ("", "method", "beside", "bytes", *HEADS[3:6], HEADS[7])
+DOCUMENT_HEADS = ("method", "beside", "difference", "verdict")
 TRAINING = {"T1": "", "T4": ", fine-tuning", "T5": ", images"}
 EDGE = "*"  # behind a method whose tuned rate is the first or last of those that were tried
 NOTES = (
-    "Bytes: sent by a rank per parameter and step; ~: by formula, as no counter sees them. "
-    f"{EDGE}: the best rate is the first or last of those that were tried. "
-    "Stale: by one step; leaves: of the gap that it makes uncorrected. An optimizer's name alone "
-    "is DDP at float32; OuterStep without a codec is float32 as well; int4 and harsher codecs "
-    "have error feedback where they do not say without."
+    "Verdict: by the margin before it and the upper 95 % bound; loses: by 5 errors; leaves: of the "
+    f"stale gap. {EDGE}: the best rate is the first or last that was tried. Where a row does not "
+    "say: DDP, float32; gamma .7, mu .5; int4 with feedback."
 )
+ASIDES = "Without a margin (N% of the steps: as many as the same time allows):"
+JUDGED = {claim.row for claim in CLAIMS if claim.kind != "printed"}
 #: What the whole table leaves out of names and figures; its notes say so.
 SHORT = (
     (", DDP, float32", ""),
@@ -49,8 +50,11 @@ SHORT = (
     ("nothing compressed", "uncompressed"),
     ("H = ", "H="),
     ("one step stale", "stale"),
-    ("the variance frozen", "variance frozen"),
+    ("the variance frozen", "frozen"),
+    (", gamma .7", ""),
+    (", mu .5", ""),
     (" of the gap", ""),
+    (" %", "%"),
 )
 #: Of the plot's points: one colour for each optimizer.
 SHOWN: Mapping[str, Sequence[str]] = {
@@ -220,33 +224,35 @@ def markdown(plan: Plan, exact: Sequence[Exact]) -> str:
 
 
 def document(plan: Plan, advised: bool = False) -> str:
-    """What has two pairs at least, in words.
+    """Claims that have two pairs at least, in words.
 
     Args:
-        advised: what docs/METHODS.md shows beside its advice, alone.
+        advised: those that docs/METHODS.md shows beside its advice, or all others.
     """
-    rows: list[Sequence[str]] = [DOCUMENT_HEADS]
-    group = ""
+    rows: list[Sequence[str]] = [ADVISED_HEADS if advised else DOCUMENT_HEADS]
+    asides: dict[str, list[str]] = {}
     for claim in CLAIMS:
-        _, _, loss, *shown, pairs, verdict = judge(claim, plan)
-        if loss == "-" or advised > claim.advised:
+        _, _, loss, difference, upper, margin, pairs, verdict = judge(claim, plan)
+        if loss == "-" or advised != claim.advised:
             continue
-        finals = plan.finals(claim.setting, claim.method, claim.lr)
-        note = "" if int(pairs) == len(METHODS[claim.method].seeds) else f" ({pairs} pairs)"
-        row = (
-            claim.row,
-            _told(claim, plan, claim.method) + TRAINING[claim.setting],
-            _told(claim, plan, claim.baseline),
-            _bytes(claim.method, finals),
-            *shown,
-            verdict + note,
-        )
-        rows.append(
-            row if advised else [claim.row if claim.row != group else "", *map(_short, row[1:])]
-        )
-        group = claim.row
-    notes = "" if advised else f" {NOTES}"
-    return "\n".join([f"{_progress(plan)}{notes}", "", *columns.markdown(rows)])
+        few = f" ({pairs} pairs)" * (int(pairs) != len(METHODS[claim.method].seeds))
+        method = _told(claim, plan, claim.method) + TRAINING[claim.setting]
+        beside = _told(claim, plan, claim.baseline)
+        if advised:
+            sent = _bytes(claim.method, plan.finals(claim.setting, claim.method, claim.lr))
+            shown = (difference, upper, margin, verdict + few)
+            rows.append((claim.row, method, beside, sent, *shown))
+        elif claim.kind != "printed":
+            judged = verdict if claim.margin is None else f"{margin}: {verdict}"
+            rows.append([*map(_short, (method, beside, difference, judged + few))])
+        elif claim.row not in JUDGED:
+            aside = f"{difference} beside {beside}{few}"
+            asides.setdefault(_short(method), []).append(_short(aside))
+    parts = [_progress(plan) + f" {NOTES}" * (not advised), "\n".join(columns.markdown(rows))]
+    if asides:
+        lines = [f"- {method}: {'; '.join(each)}" for method, each in asides.items()]
+        parts += [ASIDES, "\n".join(lines)]
+    return "\n\n".join(parts)
 
 
 def _short(text: str) -> str:
