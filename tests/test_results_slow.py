@@ -169,7 +169,7 @@ def test_notes_name_the_samples_and_other_computes() -> None:
     found = rows()
     del found[f"time {slow.STELLA}"]
     failed, best = slow.notes(found)
-    assert failed == f"Not all runs reach 1.75: {slow.POWERSGD} (1/2)."
+    assert failed == f"Not all runs reach 1.75: {slow.POWERSGD} (1/2, 100.0 MB)."
     assert best.startswith("int4 sees 1.0 times the samples")
     assert "to 2.0 nats it is 10.0x as fast" in best
     assert "0.5 s: 10.0x, 1 s: 9.7x, 10 s: 5.3x." in best

@@ -545,7 +545,7 @@ def brief(found: Found) -> list[Sequence[str]]:
 def notes(found: Found) -> list[str]:
     """Which methods fail, what the first ratio costs in samples and comes to for other computes,
     and image classes by the same clock."""
-    failed = [f"{line[0]} ({line[3]})" for line in table(found) if line[-1] == FAILED]
+    failed = [f"{line[0]} ({line[3]}, {line[1]} MB)" for line in table(found) if line[-1] == FAILED]
     said = [f"Not all runs reach {TARGET}: {'; '.join(failed)}."] if failed else []
     return [*said, *_notes_of_the_best(found), *_images(found)]
 
