@@ -19,6 +19,7 @@ PAGE = DOCS / "RESULTS.md"
 PICTURE = "plots/results.png"
 PROGRAM = "bench/results.py"
 WORDS_FROM = 0.6  # of the picture's width
+FEW = 4  # rows due again that are named
 HEADS = ("claim", "theirs", "ours", "same baseline?", "bound")
 
 Everything = Mapping[str, tuple[Source, Found]]
@@ -76,9 +77,14 @@ def _taken(rows: Found) -> str:
 
 
 def _due(source: Source, rows: Found) -> str:
-    """How many rows are to be measured again, and why; empty: none."""
-    reasons = Counter(due_of(source, rows).values())
-    said = ", ".join(f"{many} ({why})" for why, many in reasons.items())
+    """The rows to be measured again, by name where they are few, and why; empty: none."""
+    reasons: dict[str, list[str]] = {}
+    for point, why in due_of(source, rows).items():
+        reasons.setdefault(why, []).append(point)
+    said = "; ".join(
+        f"{', '.join(points) if len(points) <= FEW else len(points)} ({why})"
+        for why, points in reasons.items()
+    )
     return f"Due again of {len(rows)} rows: {said}." if said else ""
 
 
