@@ -19,7 +19,7 @@ PAGE = DOCS / "RESULTS.md"
 PICTURE = "plots/results.png"
 PROGRAM = "bench/results.py"
 WORDS_FROM = 0.6  # of the picture's width
-FEW = 4  # rows due again that are named
+FEW = 3  # rows due again that are named
 HEADS = ("claim", "theirs", "ours", "same baseline?", "bound")
 
 Everything = Mapping[str, tuple[Source, Found]]
