@@ -69,7 +69,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="M",
         help="with --all, begin nothing after; 25 unless given, 5 with --quick",
     )
-    add("--markdown", type=Path, metavar="FILE", help="with --all, the table to paste")
+    add("--markdown", type=Path, metavar="FILE", help="with --all, the table in full")
     add("--where", type=list_of(SITES), default="loopback", metavar=",".join(SITES))
     add("--ranks", type=int, default=2, help="on the loopback; 2 unless given")
     add("--hosts", type=int, default=2, help="of the netlab, one rank each; 2 unless given")

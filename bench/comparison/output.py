@@ -68,7 +68,7 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def markdown(findings: Sequence[Finding], about: Mapping[str, Any]) -> str:
-    """A table to paste, under what is known about the run."""
+    """Returns the table in full, under what is known about the run."""
     lines = [
         f"{about['started']}; {about['cpus']} CPUs, {about['cpu']}; Linux {about['kernel']}; "
         f"Python {about['python']}; load before and after {about['load']}; up to "
