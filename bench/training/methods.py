@@ -648,7 +648,7 @@ _OTHER_OPTIMIZERS = (
 
 _SLOW = (  # for links so slow that three times the steps take less time; see sources/slow.py
     Method(
-        "stellatrain", "the largest 1/64 of the cache lines, sparse Adam", stellatrain, sends=0.16
+        "stellatrain", "the largest 1/64 of the cache lines, sparse Adam", stellatrain, sends=0.10
     ),
     Method(
         "stellatrain-sgd",
@@ -656,7 +656,7 @@ _SLOW = (  # for links so slow that three times the steps take less time; see so
         stellatrain_sgd,
         {},
         SGD,
-        sends=0.16,
+        sends=0.10,
     ),
     Method(
         "powersgd-4-long",
@@ -676,7 +676,7 @@ _SLOW = (  # for links so slow that three times the steps take less time; see so
                 "the largest 1/64 of the cache lines, sparse Adam, 3 times the steps",
                 stellatrain,
                 {},
-                0.16,
+                0.10,
             ),
             (
                 "outer-int4",
