@@ -40,7 +40,7 @@ def possible() -> None:
 
 @pytest.fixture
 def two_hosts(possible: None) -> Iterator[NetLab]:
-    with NetLab(2, [200, 0]) as lab:
+    with NetLab(2, [200, 0], slowest=20) as lab:
         yield lab
 
 
@@ -233,7 +233,7 @@ def test_a_rested_cable_carries_no_faster_and_neither_does_a_changed_one(possibl
             stream.recv(1)
             print(time.monotonic() - began)
     """
-    with NetLab(2, [10]) as lab:
+    with NetLab(2, [10], slowest=8) as lab:
         receiver = python(lab, 1, receive, lab.address(1, 0))
         assert receiver.stdout is not None
         assert receiver.stdout.readline() == "ready\n"
@@ -252,6 +252,64 @@ def test_a_rested_cable_carries_no_faster_and_neither_does_a_changed_one(possibl
             sender.stdin.flush()
             least_s = ((1 << 16) - wiring.burst_bytes(mbit, 1500)) * 8e-6 / mbit
             assert float(sender.stdout.readline()) >= least_s
+
+
+@pytest.mark.netns
+def test_a_rate_that_falls_holds_no_packet_back(possible: None) -> None:
+    """Packets of 2,000 bytes wait uncut at 20 Mbit/s, and are more than 3 lets through at once."""
+    echo = """
+        import socket, sys, threading
+        def serve(stream):
+            while stream.recv(2000, socket.MSG_WAITALL):
+                stream.sendall(b"!")
+        with socket.create_server((sys.argv[1], 9000), backlog=64) as listener:
+            print("ready")
+            while True:
+                threading.Thread(target=serve, args=listener.accept()[:1], daemon=True).start()
+    """
+    ask = """
+        import socket, sys, threading
+        answers = threading.Semaphore(0)
+        def call():
+            stream = socket.create_connection((sys.argv[1], 9000))
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while True:
+                stream.sendall(bytes(2000))
+                stream.recv(1)
+                answers.release()
+        for _ in range(24):
+            threading.Thread(target=call, daemon=True).start()
+        for line in sys.stdin:
+            for _ in range(200):
+                answers.acquire()
+            print("done")
+    """
+    with NetLab(2, [20], slowest=3) as lab:
+        server = python(lab, 1, echo, lab.address(1, 0))
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        client = lab.run(
+            0,
+            [sys.executable, "-u", "-c", textwrap.dedent(ask), lab.address(1, 0)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert client.stdin is not None
+        assert client.stdout is not None
+        for mbit in (20, 3, 20, 3):
+            for host in (0, 1):
+                lab.slow(host, 0, mbit)
+            client.stdin.write("go\n")
+            client.stdin.flush()
+            assert client.stdout.readline() == "done\n"
+
+
+@pytest.mark.netns
+def test_a_rate_falls_where_the_lab_was_made_for_it(possible: None) -> None:
+    with NetLab(1, [0]) as lab:
+        lab.slow(0, 0, 20)
+        with pytest.raises(NetLabError, match="make it with slowest=10"):
+            lab.slow(0, 0, 10)
 
 
 @pytest.mark.netns

@@ -103,6 +103,7 @@ def _enter(scene: Scene) -> Site:
         scene.nics,
         one_subnet=scene.one_subnet,
         sysctls=scene.sysctls,
+        slowest=min((goal.mbit for goal in scene.goals if goal.mbit), default=0),
         name=scene.name,
     )
 

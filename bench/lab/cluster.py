@@ -72,6 +72,7 @@ class NetLab:
         congestion: "cubic" or "reno" on every host, or "" for cubic where the kernel allows it in
             a namespace, else reno. After entering, the attribute names the one in force.
         sysctls: further kernel settings for every host, e.g. {"net.ipv4.conf.all.arp_ignore": "1"}.
+        slowest: the least rate in Mbit/s that ``slow`` will set a cable to; 0: rates never fall.
 
     Raises NetLabError with one sentence where the lab cannot be built.
     """
@@ -85,6 +86,7 @@ class NetLab:
         mtu: int = 1500,
         congestion: str = "",
         sysctls: Mapping[str, str] | None = None,
+        slowest: float = 0,
     ) -> None:
         _check_shape(hosts, nics, mtu, congestion)
         self.hosts = hosts
@@ -93,6 +95,7 @@ class NetLab:
         self.mtu = mtu
         self.congestion = congestion
         self._sysctls = dict(sysctls or {})
+        self._slowest = min(slowest, *(rate for rate in nics if rate)) if slowest else 0.0
         self._prefix = f"{namespace_prefix()}{next(_serial)}-"
         self._namespaces: list[str] = []
         self._cables: dict[tuple[int, int], Cable] = {}
@@ -165,6 +168,7 @@ class NetLab:
             bridge="br0" if self.one_subnet else f"br{nic}",
             mbit=self.nics[nic],
             mtu=self.mtu,
+            slowest=self._slowest,
         )
 
     def close(self) -> None:

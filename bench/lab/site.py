@@ -69,6 +69,7 @@ class Site:
         nics: rate of each NIC of a host in Mbit/s (netlab only).
         one_subnet: all NICs on one switch and in one subnet (netlab only).
         sysctls: further kernel settings of every host (netlab only).
+        slowest: the least rate that ``slow`` will set; 0: rates never fall (netlab only).
         name: for tables; "loopback" or "netlab" unless given.
 
     Attributes:
@@ -87,6 +88,7 @@ class Site:
         *,
         one_subnet: bool = False,
         sysctls: Mapping[str, str] | None = None,
+        slowest: float = 0,
         name: str = "",
     ) -> None:
         self.hosts, self.world = max(1, hosts), ranks
@@ -101,6 +103,7 @@ class Site:
         self.interfaces = list(self.rates)
         self._one_subnet = one_subnet
         self._sysctls = sysctls
+        self._slowest = slowest
         self._lab: NetLab | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
@@ -109,7 +112,11 @@ class Site:
             self.congestion, self.pinned = _DEFAULT.read_text().strip(), False
             return self
         self._lab = NetLab(
-            self.hosts, self._nics, one_subnet=self._one_subnet, sysctls=self._sysctls
+            self.hosts,
+            self._nics,
+            one_subnet=self._one_subnet,
+            sysctls=self._sysctls,
+            slowest=self._slowest,
         )
         self._lab.__enter__()
         self._scratch = tempfile.TemporaryDirectory(prefix="peers-")

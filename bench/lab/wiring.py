@@ -26,6 +26,7 @@ from pathlib import Path
 
 BURST_S = 1e-3  # of its rate passes a cable at once: docs/decisions/13-emulated-cables.md
 ETHERNET_BYTES = 14  # header of a packet, which the shaper counts
+GSO_BYTES = 1 << 16  # most that the kernel passes on as one packet, unless a port takes less
 CABLES = 2  # one more wherever cables let bytes through in another way: rows of results tell
 QUEUE_BYTES = 128 << 10  # of a cheap switch's port, beside what follows from the rate
 NOBODY = "02:00:00:00:00:00"  # a station address that no port has
@@ -153,7 +154,7 @@ def is_leftover(name: str) -> bool:
 
 def burst_bytes(mbit: float, mtu: int) -> int:
     """What a cable of that rate lets through at once: BURST_S of the rate, or a packet where that
-    is more. A larger packet of the kernel's (GSO) is cut into packets first."""
+    is more. A larger packet of the kernel's (GSO) is cut into packets as it is queued."""
     return max(mtu + ETHERNET_BYTES, round(mbit * 1e6 / 8 * BURST_S))
 
 
@@ -181,6 +182,10 @@ class Cable:
     mbit: float
     """Rate in Mbit/s of layer 2 bytes, without preamble, FCS and gap; 0: unshaped."""
     mtu: int
+    slowest: float
+    """The least rate that any cable of the lab is ever set to; 0: none is set to a lower one."""
+    _whole: int = dataclasses.field(default=0, init=False)
+    """Bytes of the largest packet that may be queued uncut, as far as the rates so far let it."""
 
     def add(self) -> None:
         """Lay the cable: both ends up, shaped and addressed."""
@@ -198,12 +203,16 @@ class Cable:
             f"link set {self.device} up",
             namespace=self.namespace,
         )
+        if self.slowest and (most := burst_bytes(self.slowest, self.mtu)) < GSO_BYTES:
+            sh("ip", "-n", self.namespace, "link", "set", self.device, "gso_max_size", str(most))
         if self.mbit:
             self.shape(self.mbit)
 
     def shape(self, mbit: float) -> None:
         """Set the rate of both directions, 0 for none. Queued packets may be lost; the bucket is
         full afterwards, which is worth burst_bytes()."""
+        if mbit:
+            self._require_packets_to_fit(mbit)
         for namespace, device in ((self.namespace, self.device), (self.switch, self.port)):
             if mbit:
                 burst = burst_bytes(mbit, self.mtu)
@@ -227,6 +236,17 @@ class Cable:
                 )
             elif "tbf" in sh("tc", "-n", namespace, "qdisc", "show", "dev", device):
                 sh("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")
+
+    def _require_packets_to_fit(self, mbit: float) -> None:
+        """Raise NetLabError for a rate at which a packet that was queued uncut would never leave,
+        and block the cable."""
+        burst = burst_bytes(mbit, self.mtu)
+        if burst < (burst_bytes(self.slowest, self.mtu) if self.slowest else self._whole):
+            raise NetLabError(
+                f"a rate of {mbit:g} Mbit/s is less than this lab's cables were made for: make it "
+                f"with slowest={mbit:g}"
+            )
+        self._whole = burst
 
     def set_device(self, state: str) -> None:
         """Administrative state of the host's end: "up" or "down"."""

@@ -219,7 +219,7 @@ def _timed(asked: Mapping[str, Any]) -> dict[str, Any]:
         way["settle"] = steps.UNTIMED
     job = steps.Job(layers, asked["compute_s"], {"way": way}, 1, way["steps"])
     with (
-        Site(asked["hosts"], asked["hosts"], [link.mean_mbit]) as site,
+        Site(asked["hosts"], asked["hosts"], [link.mean_mbit], slowest=min(link.mbit)) as site,
         trace.played(link, site, asked["hosts"]),
     ):
         runs = steps.run(site, job, 900)["way"]
