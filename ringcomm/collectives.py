@@ -1,7 +1,7 @@
 """The collectives of a communicator: arguments and results of its methods.
 
 Each method finds the memory of its tensors, checks that they fit each other, and names the core's
-call; the Communicator runs it.
+call; the Dispatcher runs it.
 """
 
 from __future__ import annotations
@@ -13,25 +13,18 @@ from ._native import lib
 from .buffers import View
 from .calls import Feedback, Op, check_tag
 from .codecs import Compression
-from .config import Config
 from .devices import check_autograd, view
+from .dispatch import Dispatcher
 from .errors import ConfigError, TensorError
 from .fusion import Works, allreduce_many, listed
 from .residuals import Residuals
-from .shortcut import Shortcut
 from .work import Work
 
 T = TypeVar("T")
 
 
-class Collectives:
+class Collectives(Dispatcher):
     """Collective operations of a Communicator."""
-
-    rank: int
-    world_size: int
-    config: Config
-    _shortcut: Shortcut
-    _run: Callable[..., Any]  # defined by Communicator
 
     @overload
     def allreduce(
@@ -122,13 +115,13 @@ class Collectives:
             DeviceError: the tensor is on a GPU, and its driver failed or is missing.
         """
         in_place = out is None and timeout is None and not async_op and on_done is None
-        if in_place and feedback is None and self._shortcut.allreduce(tensor, op, compression):
+        if in_place and feedback is None and self.shortcut.allreduce(tensor, op, compression):
             return tensor
         if on_done is not None and not callable(on_done):
             raise ConfigError(f"on_done={on_done!r}: give a function that takes the Work")
         src = _written(tensor) if out is None else view(tensor, writable=False)
         dst = src if out is None else self._out(out, src, src.count)
-        return self._run(
+        return self.run_collective(
             lib.RC_ALLREDUCE,
             src,
             dst,
@@ -242,11 +235,11 @@ class Collectives:
     ) -> Any:
         """Copies root's tensor into every rank's ``tensor``, in place, and returns that (or the
         Work). Root's tensor is only read."""
-        if timeout is None and not async_op and self._shortcut.broadcast(tensor, root):
+        if timeout is None and not async_op and self.shortcut.broadcast(tensor, root):
             return tensor
         check_autograd(tensor)  # on root, too, or only the other ranks would raise
         dst = view(tensor, writable=self.rank != root)
-        return self._run(
+        return self.run_collective(
             lib.RC_BROADCAST, dst, dst, dst.count, root=root, async_op=async_op, timeout=timeout
         )
 
@@ -303,7 +296,7 @@ class Collectives:
         dst = None
         if here:
             dst = src if out is None else self._out(out, src, src.count)
-        return self._run(
+        return self.run_collective(
             lib.RC_REDUCE,
             src,
             dst,
@@ -355,7 +348,7 @@ class Collectives:
         call's tensor."""
         src = view(tensor, writable=False)
         dst = self._result(out, src, (self.world_size, *src.shape))
-        return self._run(
+        return self.run_collective(
             lib.RC_ALLGATHER,
             src,
             dst,
@@ -401,7 +394,7 @@ class Collectives:
         src = view(tensor, writable=False)
         here = self.rank == root
         dst = self._result(out, src, (self.world_size, *src.shape)) if here else None
-        return self._run(
+        return self.run_collective(
             lib.RC_GATHER, src, dst, src.count, root=root, async_op=async_op, timeout=timeout
         )
 
@@ -450,13 +443,13 @@ class Collectives:
             if self.rank == root or out is None:
                 raise TensorError("scatter: give root's tensor, and on the other ranks out=")
             dst = _written(out)
-            return self._run(
+            return self.run_collective(
                 lib.RC_SCATTER, None, dst, dst.count, root=root, async_op=async_op, timeout=timeout
             )
         src = view(tensor, writable=False)
         rows = self._rows("scatter", src, exactly_one=True)
         dst = self._result(out, src, rows[1:])
-        return self._run(
+        return self.run_collective(
             lib.RC_SCATTER,
             src if self.rank == root else None,
             dst,
@@ -517,7 +510,7 @@ class Collectives:
         src = view(tensor, writable=False)
         rows = self._rows("reduce_scatter", src)
         dst = self._result(out, src, rows)
-        return self._run(
+        return self.run_collective(
             lib.RC_REDUCE_SCATTER,
             src,
             dst,
@@ -557,7 +550,7 @@ class Collectives:
         src = view(tensor, writable=False)
         self._rows("alltoall", src)
         dst = self._result(out, src, src.shape)
-        return self._run(
+        return self.run_collective(
             lib.RC_ALLTOALL,
             src,
             dst,
@@ -592,9 +585,11 @@ class Collectives:
 
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Waits until every rank has called it; with async_op returns a Work that is over then."""
-        if timeout is None and not async_op and self._shortcut.barrier():
+        if timeout is None and not async_op and self.shortcut.barrier():
             return None
-        return self._run(lib.RC_BARRIER, None, None, 0, async_op=async_op, timeout=timeout)
+        return self.run_collective(
+            lib.RC_BARRIER, None, None, 0, async_op=async_op, timeout=timeout
+        )
 
     @overload
     def send(
@@ -642,7 +637,7 @@ class Collectives:
         takes it; sends of a tag to one rank keep their order. Returns the tensor (or the Work)
         when it may be changed, which can be before it is received."""
         src = view(tensor, writable=False)
-        return self._run(
+        return self.run_collective(
             lib.RC_SEND,
             src,
             None,
@@ -700,7 +695,7 @@ class Collectives:
         tag; returns it (or the Work). With src None it takes the next send of the tag by any rank,
         which is the Work's ``root``."""
         dst = _written(tensor)
-        return self._run(
+        return self.run_collective(
             lib.RC_RECV,
             None,
             dst,

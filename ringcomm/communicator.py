@@ -13,27 +13,21 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Callable
-from itertools import islice
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from . import _native, storages
-from ._native import AGAIN, OK, error_class, ffi, lib, text
+from . import storages
+from ._native import AGAIN, OK, error_class, ffi, lib, release_engine, text
 from .bootstrap.join import Joined, join, regroup
-from .buffers import View
-from .calls import Feedback, is_integer, is_message, make_call
+from .calls import is_integer
 from .collectives import Collectives
 from .config import Config, names_arguments
 from .counters import Stats, count_works, read_counters
-from .devices import DeviceView, common_device
-from .errors import ConfigError, NotInitializedError, RingcommError, TensorError, naming
+from .dispatch import Shortcut
+from .errors import ConfigError, RingcommError, naming
 from .opening import open_handle
-from .pipe import DeviceWork, Pipe
-from .residuals import Residuals
-from .shortcut import Memory, Shortcut
 from .summary import summary_of
 from .timeline import Timeline
 from .work import SLICE_MS, Work
@@ -42,8 +36,6 @@ _log = logging.getLogger("ringcomm")
 _CLOSE_MS = 1000
 _ABORT_MS = 100
 _LOOK_S = 1e-4
-_UNWAITED = 64  # works in flight, some maybe finished, from which on all are checked
-_OLDEST = 2  # works checked with each call: more than it adds
 
 
 class Communicator(Collectives):
@@ -82,49 +74,31 @@ class Communicator(Collectives):
                 "a Communicator is made by ringcomm.init(), Communicator.create() or split()"
             )
         mesh, config = joined.mesh, joined.config
-        self.rank = mesh.rank
-        self.world_size = mesh.world_size
-        self.hosts = mesh.hosts
-        self.rails = mesh.rails
-        self.config = config
+        try:
+            super().__init__(mesh, config)
+        except BaseException:
+            mesh.close()
+            raise
         self.algorithms: str = config.algorithm
         if config.algorithm == "auto":
             speed = f" of {mesh.link_mbit} Mbit/s links" if mesh.link_mbit else ""
             self.algorithms = f"model{speed}"
         self._joined = joined
         self._splits = 0
-        # Held while the handle is in use, so that close() in another thread cannot free it then. A
-        # signal handler may close within such a call.
-        self._lock = threading.RLock()
-        # Calls that use the handle without the lock: thread and held memory (shortcut.py).
-        self._inside: dict[Any, tuple[int, Any]] = {}
-        self._in_flight: dict[int, Work] = {}
-        self._collect_at = _UNWAITED
-        self._timeline: Timeline | None = None
-        self.is_timed = bool(config.timeline)  # then no collective takes the shortcut
-        self._shortcut = Shortcut(self)
-        self._handle: Any = None
-        self._pipe: Pipe | None = None  # made with the first GPU tensor
         self._began = time.monotonic()
-        self._has_told_failure = False
-        try:
-            self._engine = _native.acquire_engine(config.kernel_set)
-        except BaseException:
-            mesh.close()
-            raise
-        told = self._told_at_start(joined, group_codec)
+        summary = self._startup_summary(joined, group_codec)
         try:
             self._timeline = self._open_timeline()
-            self._handle = open_handle(mesh, config, joined.epoch, self._engine.handle)
+            self._handle = open_handle(mesh, config, joined.epoch, self.engine.handle)
         except BaseException:
             mesh.close()
-            _native.release_engine(config.kernel_set)
+            release_engine(config.kernel_set)
             if self._timeline is not None:
                 self._timeline.close()
             raise
         _alive.add(self)
-        if told:
-            _log.info("%s", told)
+        if summary:
+            _log.info("%s", summary)
 
     @classmethod
     @names_arguments
@@ -173,7 +147,13 @@ class Communicator(Collectives):
                 raise ConfigError(f"{name}={value!r}: give an integer of 64 bits")
         self._splits += 1
         members = _members(self, color, key)
-        joined = regroup(self._joined, members, self._gather_bytes, self._splits, self._has_failed)
+        joined = regroup(
+            self._joined,
+            members,
+            self._gather_bytes,
+            self._splits,
+            failed=lambda: self.failure() is not None,
+        )
         return None if joined is None else Communicator(joined)
 
     def stats(self) -> Stats:
@@ -201,10 +181,6 @@ class Communicator(Collectives):
         with self._lock:
             return 0 if self._handle is None or self.is_inherited else count_works(self._handle)
 
-    def works_in_flight(self) -> list[Work]:
-        """Returns the works whose end was not seen yet, in the order of their calls."""
-        return list(self._in_flight.values())
-
     def failure(self) -> RingcommError | None:
         """Returns the error that every later call will raise, e.g. a lost peer; None while the
         communicator works."""
@@ -221,20 +197,7 @@ class Communicator(Collectives):
     @property
     def kernel_set(self) -> str:
         """Instruction set of the kernels."""
-        return self._engine.kernel_set
-
-    def host_of(self, rank: int | None) -> str | None:
-        """Returns the host name of a rank; None for no rank."""
-        return self.hosts[rank] if is_integer(rank) and 0 <= rank < len(self.hosts) else None
-
-    @property
-    def is_inherited(self) -> bool:
-        """True in a forked child of the process that made it, where it does not work."""
-        return self._engine.forked
-
-    def require_own_process(self) -> None:
-        """Raises NotInitializedError in a forked child of the process that made it."""
-        self._engine.require_own_process()
+        return self.engine.kernel_set
 
     def abort(self, reason: str = "abort() was called") -> None:
         """Fails all present and later collectives, here and on every other rank, at once."""
@@ -247,29 +210,26 @@ class Communicator(Collectives):
         """Leaves the group: says goodbye and closes the lanes, within about a second, or the given
         seconds. Collectives still in flight fail, here and on the other ranks. Closing twice, or in
         a forked child, is harmless."""
-        self._close(max(1, int(1000 * within)))
-
-    def _close(self, patience_ms: int) -> None:
-        if self._engine.forked:
+        if self.engine.forked:
             return
         with self._lock:
             handle, self._handle = self._handle, None
         if handle is None:
             return
         _alive.discard(self)
-        self._tell_end(handle)
+        self._log_end(handle)
         try:
-            self._leave(handle, patience_ms)
+            self._leave(handle, max(1, int(1000 * within)))
         finally:
             lib.rc_comm_close(handle, 0)
             if self._pipe is not None:
                 self._pipe.stop()
             for work in self.works_in_flight():
                 work.done()
-            while {thread for thread, _ in self._inside.values()} - {threading.get_ident()}:
+            while {thread for thread, _ in self._calls_in_core.values()} - {threading.get_ident()}:
                 time.sleep(_LOOK_S)  # until their calls return; their works are over
             lib.rc_comm_free(handle)
-            _native.release_engine(self.config.kernel_set)
+            release_engine(self.config.kernel_set)
             if self._timeline is not None:
                 self._timeline.close()
 
@@ -301,18 +261,7 @@ class Communicator(Collectives):
     def set_timeout(self, seconds: float) -> None:
         """Sets the ``config.timeout`` of all later collectives."""
         self.config = self.config.replaced(timeout=seconds)
-        self._shortcut = Shortcut(self)
-
-    # ---- called by its works ----
-
-    def note_over(self, work: Work) -> None:
-        """Notes that a work was first seen to be over: logs its error, ends it in the timeline."""
-        self._in_flight.pop(id(work), None)
-        if work._error is not None and not self._has_told_failure:
-            self._has_told_failure = True
-            _log.info("%s: %s", type(work._error).__name__, work._error)
-        if self._timeline is not None:
-            self._timeline.finished(work)
+        self.shortcut = Shortcut(self)
 
     # ---- helpers ----
 
@@ -327,154 +276,14 @@ class Communicator(Collectives):
             [rail.interface for rail in self.rails],
         )
 
-    def _require_open(self) -> None:
-        self.require_own_process()
-        if self._handle is None:
-            raise NotInitializedError("the communicator is closed")
-
-    def _run(
-        self,
-        collective: int,
-        src: View | None,
-        dst: View | None,
-        count: int,
-        *,
-        op: str = "sum",
-        compression: str | None = None,
-        feedback: Feedback = None,
-        root: int | None = 0,
-        tag: int = 0,
-        async_op: bool = False,
-        timeout: float | None = None,
-        result: Any = None,
-        on_done: Callable[[Work], None] | None = None,
-    ) -> Any:
-        self._require_open()
-        seconds = self.config.timeout if timeout is None else timeout
-        views = tuple({id(v): v for v in (src, dst) if v is not None}.values())
-        where = common_device(views)
-        call, name = make_call(
-            collective,
-            src,
-            dst,
-            count,
-            op,
-            compression,
-            root,
-            self.world_size,
-            seconds,
-            async_op,
-            on_done is not None,
-            feedback,
-        )
-        call.tag = tag
-        result = dst.owner if dst is not None else result
-        if where is not None and where.count:
-            return self._fly(call, name, views, result, where, feedback, async_op, on_done)
-        error = ffi.new("rc_error *")
-        work = Work(self, name, views, result, feedback=feedback)
-        work.is_message = is_message(collective, tag)
-        if isinstance(feedback, Residuals):
-            feedback.hold(work)
-        if self._pipe is not None:
-            self._pipe.drain()
-        with self._lock:
-            self._require_open()
-            try:  # held before the core has it: an interrupt must not free borrowed memory
-                self._in_flight[id(work)] = work
-                if on_done is not None:
-                    self._call_back(work, on_done)
-                code = lib.rc_submit(self._handle, call, work._slot, error)
-            finally:
-                if not work._slot[0]:  # refused, or interrupted on the way
-                    self._in_flight.pop(id(work), None)
-                    self._engine.unwatch(work._slot)
-            if code != OK:
-                kind = error_class(code)
-                if code == lib.RC_INVALID_STATE and call.feedback:  # taken by another thread
-                    kind = ConfigError
-                raise kind(f"{name}: {text(error.message)}")
-        if self._timeline is not None:
-            self._timeline.submitted(work)
-        if len(self._in_flight) > 1:
-            self._collect()
-        return work if async_op else work.wait()
-
-    def _pipe_to(self, where: DeviceView) -> Pipe:
-        """Returns the pipe to the tensor's GPU, made with the first GPU tensor. Raises TensorError
-        for another GPU."""
-        with self._lock:
-            self._require_open()
-            if self._pipe is None:
-                self._pipe = Pipe(self._handle, where.device)
-            if self._pipe.device != where.device:
-                raise TensorError(
-                    f"the tensor is on GPU {where.device}, and this communicator works for GPU "
-                    f"{self._pipe.device}; make one for each GPU, with Communicator.split"
-                )
-            return self._pipe
-
-    def _fly(
-        self,
-        call: Any,
-        name: str,
-        views: tuple[View, ...],
-        result: Any,
-        where: DeviceView,
-        feedback: Feedback,
-        async_op: bool,
-        on_done: Callable[[Work], None] | None,
-    ) -> Any:
-        pipe = self._pipe_to(where)
-        work = DeviceWork(self, name, views, result, where, on_done, feedback)
-        work.is_message = is_message(call.collective, call.tag)
-        call.notify = 0
-        try:  # held before the core has it, as above
-            self._in_flight[id(work)] = work
-            code, error = pipe.submit(work, call)
-        finally:
-            if not work._slot[0]:
-                self._in_flight.pop(id(work), None)
-        if code != OK:
-            kind = TensorError if code == lib.RC_INVALID_ARGUMENT else error_class(code)
-            raise kind(f"{name}: {text(error.message)}")
-        if isinstance(feedback, Residuals):
-            feedback.hold(work)
-        if self._timeline is not None:
-            self._timeline.submitted(work)
-        return work if async_op else work.wait()
-
-    def _call_back(self, work: Work, callback: Callable[[Work], None]) -> None:
-        work._callbacks = (callback,)
-        self._engine.watch(work._slot, work._tell)
-
     def _gather_bytes(self, part: bytes, seconds: float) -> bytes:
         """Gathers equal-sized parts of all ranks and concatenates them in order of rank."""
         mine = np.frombuffer(part, dtype=np.uint8)
         return bytes(self.allgather(mine, timeout=seconds).tobytes())
 
-    def _has_failed(self) -> bool:
-        return self.failure() is not None
-
-    def _collect(self) -> None:
-        """Releases finished works that nobody has waited for, and so their tensors: with each
-        call the oldest, which are mostly over first, and now and then all."""
-        in_flight = self._in_flight
-        try:
-            oldest = list(islice(in_flight.values(), _OLDEST))
-        except RuntimeError:  # another thread's call changed it, and checks itself
-            return
-        for work in oldest:
-            if not work.done():
-                break
-        if len(in_flight) > self._collect_at:
-            for work in self.works_in_flight():
-                work.done()
-            self._collect_at = 2 * len(in_flight) + _UNWAITED
-
     # ---- logging ----
 
-    def _told_at_start(self, joined: Joined, group_codec: str | None) -> str:
+    def _startup_summary(self, joined: Joined, group_codec: str | None) -> str:
         """Returns rank 0's lines for the log: a summary for the first communicator of a process,
         one line for a later one."""
         if self.rank or not _log.isEnabledFor(logging.INFO):
@@ -483,7 +292,7 @@ class Communicator(Collectives):
             return f"another communicator, {joined.job}: {self.world_size} ranks"
         return summary_of(joined, self.algorithms, self.kernel_set, group_codec)
 
-    def _tell_end(self, handle: Any) -> None:
+    def _log_end(self, handle: Any) -> None:
         level = logging.DEBUG if self.rank else logging.INFO
         if _log.isEnabledFor(level):
             counted = read_counters(handle, self.rails)
@@ -510,23 +319,15 @@ def _close_all() -> None:
     not listen is not waited for."""
     deadline = time.monotonic() + _CLOSE_MS / 1000
     for comm in [comm for comm in _alive if not comm.is_inherited]:
-        left = int((deadline - time.monotonic()) * 1000)
-        if comm._inside or not all(work.done() for work in comm.works_in_flight()):
-            left = min(left, _ABORT_MS)
-        comm._close(max(1, left))
+        left = deadline - time.monotonic()
+        comm.close(left if comm.is_idle() else min(left, _ABORT_MS / 1000))
 
 
 def _user_of(start: int, stop: int) -> str:
     """Names the collective in flight that uses memory from start to stop; "" if none. Serves as
     storages.user_of."""
-    for comm in [comm for comm in list(_alive) if not comm.is_inherited]:
-        for work in comm.works_in_flight():
-            if work.uses(start, stop):
-                return f"{work.name} #{work.seq}"
-        for _, keep in list(comm._inside.values()):
-            if keep is not None and Memory(keep).overlaps(start, stop):
-                return "a collective of another thread"
-    return ""
+    users = (comm.user_of(start, stop) for comm in list(_alive) if not comm.is_inherited)
+    return next(filter(None, users), "")
 
 
 storages.user_of = _user_of

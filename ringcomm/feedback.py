@@ -386,9 +386,10 @@ def _gathered(
     both = np.zeros((2, sum(counts)), np.float32)
     ends = np.cumsum(counts)
     for one, end, count in zip(group, ends, counts, strict=True):
-        start, owner = one._owner()
-        both[0, end - count : end] = one.worker
-        both[1, end - count + start : end - count + start + len(owner)] = owner
+        own = one._exact()
+        start = end - count + own.owner_start
+        both[0, end - count : end] = own.worker
+        both[1, start : start + len(own.owner)] = own.owner
     comm.allreduce(both, "sum")
     workers, owners = (
         [row[end - count : end].copy() for end, count in zip(ends, counts, strict=True)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import array
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,12 +22,10 @@ from .buffers import ITEM_BYTES, View
 from .calls import Feedback, require_compressible, require_feedback
 from .codecs import BLOCK, Codec, parse
 from .devices import DeviceView, PackedView, common_device, view
+from .dispatch import Dispatcher
 from .errors import CommTimeoutError, ConfigError, RingcommError, TensorError, naming
 from .residuals import Residuals
 from .work import Work
-
-if TYPE_CHECKING:
-    from .collectives import Collectives
 
 SMALL_BYTES = 256 << 10  # tensors below this share a buffer
 MOST_BYTES = 16 << 20  # most bytes of one buffer
@@ -70,7 +68,7 @@ class Works:
 
 @naming("allreduce_many()")
 def allreduce_many(
-    comm: Collectives,
+    comm: Dispatcher,
     tensors: Iterable[Any],
     op: str,
     compression: str | None,
@@ -96,7 +94,7 @@ def allreduce_many(
     else:
         packed, each = views, _require_one_each(codec, feedback, views)
     works = [
-        comm._run(
+        comm.run_collective(
             lib.RC_ALLREDUCE,
             one,
             one,

@@ -19,7 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import cuda
 from ._native import AGAIN, OK, error_class, ffi, lib, text
@@ -27,10 +27,7 @@ from .buffers import View
 from .callers import Callers
 from .devices import DeviceView, PackedView, streams_of
 from .errors import RingcommError, TensorError
-from .work import SLICE_MS, Work
-
-if TYPE_CHECKING:
-    from .communicator import Communicator
+from .work import SLICE_MS, Owner, Work
 
 CALLBACK_THREAD = "ringcomm-gpu"
 ARENA_BYTES = 256 << 20
@@ -48,7 +45,7 @@ class DeviceWork(Work):
 
     def __init__(
         self,
-        comm: Communicator,
+        comm: Owner,
         name: str,
         views: tuple[View, ...],
         result: Any,
@@ -62,7 +59,7 @@ class DeviceWork(Work):
         self._on_landing = on_landing
 
     def __del__(self, free: Any = lib.rc_flight_free) -> None:  # globals may be gone at exit
-        free(self._slot[0])
+        free(self.slot[0])
 
     def wait(self, timeout: float | None = None, stream: Any = None) -> Any:
         """Waits as Work.wait. ``stream``: is made to wait for the result; None: the current one."""
@@ -71,8 +68,8 @@ class DeviceWork(Work):
 
     def done(self) -> bool:
         """True once the result is on the GPU, or the collective has failed. Never waits."""
-        self._comm.require_own_process()
-        if lib.rc_flight_landed(self._slot[0], 0) == AGAIN:
+        self._comm.engine.require_own_process()
+        if lib.rc_flight_landed(self.slot[0], 0) == AGAIN:
             return False
         self._finish(self._poll(0))
         return True
@@ -93,7 +90,7 @@ class DeviceWork(Work):
         if told:
             callback(self)
         else:
-            lib.rc_flight_notify(self._slot[0])
+            lib.rc_flight_notify(self.slot[0])
 
     @property
     def holds_feedback(self) -> bool:
@@ -103,17 +100,17 @@ class DeviceWork(Work):
     @property
     def root(self) -> int:
         """Root as of Work.root."""
-        return int(lib.rc_flight_root(self._slot[0]))
+        return int(lib.rc_flight_root(self.slot[0]))
 
     @property
     def seq(self) -> int:
         """Number as of Work.seq; 0 before the core has the call."""
-        return int(lib.rc_flight_seq(self._slot[0]))
+        return int(lib.rc_flight_seq(self.slot[0]))
 
     @property
     def elapsed(self) -> float:
         """Seconds as of Work.elapsed, of the core's part."""
-        return float(lib.rc_flight_elapsed(self._slot[0]))
+        return float(lib.rc_flight_elapsed(self.slot[0]))
 
     # ---- called by the pipe's thread ----
 
@@ -135,7 +132,7 @@ class DeviceWork(Work):
     # ---- helpers ----
 
     def _poll(self, timeout_ms: int) -> int:
-        handle = self._slot[0]
+        handle = self.slot[0]
         return int(lib.rc_flight_wait(handle, timeout_ms)) if handle else AGAIN
 
     def _settle(self, result: int) -> Any:
@@ -144,14 +141,14 @@ class DeviceWork(Work):
             raise self._make_error(result) if self._error is None else self._error
         streams = streams_of(self._held)
         if cuda.NO_STREAM in streams or not streams:
-            while (result := int(lib.rc_flight_landed(self._slot[0], SLICE_MS))) == AGAIN:
+            while (result := int(lib.rc_flight_landed(self.slot[0], SLICE_MS))) == AGAIN:
                 pass
             if result != OK:
                 raise self._make_error(result)
             return self._result
         error = ffi.new("rc_error *")
         for stream in streams:
-            code = lib.rc_flight_order(self._slot[0], stream, error)
+            code = lib.rc_flight_order(self.slot[0], stream, error)
             if code != OK:
                 raise error_class(code)(f"{self.name} #{self.seq}: {text(error.message)}")
         return self._result
@@ -160,10 +157,10 @@ class DeviceWork(Work):
         return None  # the pipe has done it
 
     def _fetch_error(self, error: Any) -> None:
-        lib.rc_flight_error(self._slot[0], error)
+        lib.rc_flight_error(self.slot[0], error)
 
     def _fetch_stats(self, stats: Any) -> None:
-        lib.rc_flight_stats_get(self._slot[0], stats)
+        lib.rc_flight_stats_get(self.slot[0], stats)
 
 
 class Pipe:
@@ -198,7 +195,7 @@ class Pipe:
         Raises TensorError for tensors that follow several streams.
         """
         stream = _one_stream(work)
-        error, slot = ffi.new("rc_error *"), work._slot
+        error, slot = ffi.new("rc_error *"), work.slot
         pieces = work._where.pieces if isinstance(work._where, PackedView) else []
         parts = ffi.new("rc_piece[]", [(p.address, at, p.nbytes) for at, p in pieces])
         with self._registered:

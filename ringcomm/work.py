@@ -15,15 +15,13 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from . import callers
-from ._native import AGAIN, OK, error_class, ffi, lib, text
+from ._native import AGAIN, OK, Engine, error_class, ffi, lib, text
+from .bootstrap.mesh import RailInfo
 from .calls import is_number
 from .errors import CommTimeoutError, ConfigError, RingcommError, TensorError
-
-if TYPE_CHECKING:
-    from .communicator import Communicator
 
 SLICE_MS = 100
 
@@ -37,6 +35,20 @@ class Held(Protocol):
 
     def overlaps(self, start: int, stop: int) -> bool:
         """True if any of the memory lies from address start to stop."""
+
+
+class Owner(Protocol):
+    """Communicator of a Work, as far as works use it."""
+
+    engine: Engine
+    rank: int
+    rails: list[RailInfo]
+
+    def host_of(self, rank: int | None) -> str | None:
+        """Returns the host name of a rank; None for no rank."""
+
+    def note_over(self, work: Work, error: RingcommError | None) -> None:
+        """Notes that a work was first seen to be over, with its error."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,17 +88,18 @@ class Work:
         name: the call, for messages: ``allreduce(f32[1024])``.
         trace_id: its number in a timeline; 0: none yet.
         is_message: True for a send or receive of the user's.
+        slot: holds the core's handle, NULL until the core has the call.
     """
 
     trace_id = 0
     is_message = False
-    _slot: Any = (ffi.NULL,)
+    slot: Any = (ffi.NULL,)
     #: Callbacks to run at the end; None: none was registered, empty: all have run.
     _callbacks: tuple[Callable[[Work], None], ...] | None = None
 
     def __init__(
         self,
-        comm: Communicator,
+        comm: Owner,
         name: str,
         held: Sequence[Held],
         result: Any,
@@ -94,8 +107,7 @@ class Work:
         feedback: object = None,
     ) -> None:
         self.name = name
-        # Slot for the handle from rc_submit; it stays NULL if that was never reached.
-        self._slot = ffi.new("rc_work **") if slot is None else slot
+        self.slot = ffi.new("rc_work **") if slot is None else slot
         self._comm = comm
         self._held = held
         self._feedback = feedback
@@ -105,7 +117,7 @@ class Work:
         self._lock = threading.Lock()
 
     def __del__(self, free: Any = lib.rc_work_free) -> None:  # globals may be gone at exit
-        free(self._slot[0])
+        free(self.slot[0])
 
     def uses(self, start: int, stop: int) -> bool:
         """True while the core may read or write memory from address start to stop."""
@@ -127,7 +139,7 @@ class Work:
                 wait() may be called again.
             RingcommError: the collective failed; the class tells how.
         """
-        self._comm.require_own_process()
+        self._comm.engine.require_own_process()
         if timeout is not None and not is_number(timeout):
             raise ConfigError(f"timeout={timeout!r}: give seconds, or None")
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -149,7 +161,7 @@ class Work:
 
     def done(self) -> bool:
         """True once the collective is over, well or not. Never waits."""
-        self._comm.require_own_process()
+        self._comm.engine.require_own_process()
         result = self._poll(0)
         if result == AGAIN:
             return False
@@ -169,17 +181,22 @@ class Work:
             callback(self)
             return
         with self._lock:
-            first, told = self._callbacks is None, self._callbacks == ()
-            if not told:
+            first, have_run = self._callbacks is None, self._callbacks == ()
+            if not have_run:
                 self._callbacks = (*(self._callbacks or ()), callback)
-        if told:
+        if have_run:
             callback(self)
         elif first:
-            self._comm._engine.watch(self._slot, self._tell)
-            if lib.rc_work_notify(self._slot[0]) != OK:
-                self._comm._engine.unwatch(self._slot)
+            self._comm.engine.watch(self.slot, self._run_callbacks)
+            if lib.rc_work_notify(self.slot[0]) != OK:
+                self._comm.engine.unwatch(self.slot)
 
-    def _tell(self) -> None:
+    def notify(self, callback: Callable[[Work], None]) -> None:
+        """Registers the callback of a call that is about to be submitted with notify."""
+        self._callbacks = (callback,)
+        self._comm.engine.watch(self.slot, self._run_callbacks)
+
+    def _run_callbacks(self) -> None:
         self.done()
         with self._lock:
             callbacks, self._callbacks = self._callbacks or (), ()
@@ -195,36 +212,36 @@ class Work:
     def root(self) -> int:
         """Root of a rooted collective, or the other rank of a send or receive: of a receive from
         any source the sender, -1 until it is known."""
-        return int(lib.rc_work_root(self._slot[0]))
+        return int(lib.rc_work_root(self.slot[0]))
 
     @property
     def seq(self) -> int:
         """Number of the collective on its communicator, equal on all ranks; of a send or receive,
         its number between its two ranks among those of its tag."""
-        return int(lib.rc_work_seq(self._slot[0]))
+        return int(lib.rc_work_seq(self.slot[0]))
 
     @property
     def elapsed(self) -> float:
         """Seconds from submission to completion; 0.0 while in flight."""
-        return float(lib.rc_work_elapsed(self._slot[0]))
+        return float(lib.rc_work_elapsed(self.slot[0]))
 
     def stats(self) -> WorkStats:
         """Returns the counters of this work, complete once it is over."""
-        told = ffi.new("rc_work_stats *")
-        if self._slot[0]:
-            self._fetch_stats(told)
+        stats = ffi.new("rc_work_stats *")
+        if self.slot[0]:
+            self._fetch_stats(stats)
         rails = len(self._comm.rails)
         return WorkStats(
-            told.submitted_ns,
-            told.started_ns,
-            told.finished_ns,
-            told.sent_bytes,
-            told.shared_bytes,
-            tuple(told.rail_bytes)[:rails],
+            stats.submitted_ns,
+            stats.started_ns,
+            stats.finished_ns,
+            stats.sent_bytes,
+            stats.shared_bytes,
+            tuple(stats.rail_bytes)[:rails],
         )
 
     def _poll(self, timeout_ms: int) -> int:
-        handle = self._slot[0]
+        handle = self.slot[0]
         return int(lib.rc_work_wait(handle, timeout_ms)) if handle else AGAIN
 
     def _settle(self, result: int) -> Any:
@@ -243,11 +260,11 @@ class Work:
                 self._error = self._scatter_back()
             else:
                 self._error = self._make_error(result)
-            let_go = self._held, self._feedback  # freed unlocked: finalizers may ask this Work
+            released = self._held, self._feedback  # freed unlocked: finalizers may ask this Work
             self._held, self._feedback = (), None
             self._finished = True
-        del let_go
-        self._comm.note_over(self)
+        del released
+        self._comm.note_over(self, self._error)
 
     def _scatter_back(self) -> RingcommError | None:
         try:
@@ -281,10 +298,10 @@ class Work:
         )
 
     def _fetch_error(self, error: Any) -> None:
-        lib.rc_work_error(self._slot[0], error)
+        lib.rc_work_error(self.slot[0], error)
 
     def _fetch_stats(self, stats: Any) -> None:
-        lib.rc_work_stats_get(self._slot[0], stats)
+        lib.rc_work_stats_get(self.slot[0], stats)
 
     def __repr__(self) -> str:
         state = "in flight" if not self.done() else "failed" if self._error else "done"

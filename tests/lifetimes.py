@@ -225,7 +225,7 @@ def _while_it_waits(count: int, memory: int) -> None:
             return
         caller = threading.Thread(target=comm.allreduce, args=(x,))
         caller.start()
-        assert until(lambda: comm._inside or comm._in_flight)
+        assert until(lambda: comm._calls_in_core or comm._in_flight)
         assert "in flight" in _refusal(lambda: x.untyped_storage().resize_(0))
         x.data = torch.zeros(1)
         _churn(count)

@@ -25,8 +25,8 @@ from ranks import run_ranks
 
 from ringcomm import Communicator, TensorError, devices
 from ringcomm.buffers import view
+from ringcomm.dispatch import plain_memory
 from ringcomm.exact import as_callers
-from ringcomm.shortcut import plain_memory
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

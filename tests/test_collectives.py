@@ -135,12 +135,12 @@ def test_compressed_copies_are_equal_on_all_ranks(n: int, codec: str) -> None:
             all_inputs = inputs(dtype, count, n)
             mine = all_inputs[comm.rank].copy()
             view = comm._result(mine, comm_view(mine), mine.shape)
-            comm._run(lib.RC_BROADCAST, view, view, count, root=n - 1, compression=codec)
+            comm.run_collective(lib.RC_BROADCAST, view, view, count, root=n - 1, compression=codec)
             wire = reference.Wire(dtype, "sum", codec, n)
             assert same(mine, wire.kept(all_inputs[n - 1]))
             rows = np.empty(n * count, mine.dtype)
             src, dst = comm_view(all_inputs[comm.rank]), comm_view(rows)
-            comm._run(lib.RC_ALLGATHER, src, dst, count, compression=codec)
+            comm.run_collective(lib.RC_ALLGATHER, src, dst, count, compression=codec)
             assert same(rows, reference.allgather(all_inputs, dtype, codec))
 
     with world(n) as ranks:

@@ -5,8 +5,8 @@ house that every file keeps: at most 800 lines, and a word on what it is at its 
             < pipe
     Python  errors, callers < logs < config, codecs < bootstrap, _native, dlpack, adaptive,
             storages < buffers < cuda
-            < chunks, devices, residuals < calls < work < fusion, counters, shortcut, opening,
-            summary, pipe, timeline < collectives < communicator < membership < api
+            < chunks, devices, residuals < calls < work < counters, opening, summary, pipe,
+            timeline < dispatch < fusion < collectives < communicator < membership < api
             < exact < feedback, sparse < the package itself < torch < tools, train < __main__
 
 Files of one layer may use each other within a folder, and not across folders. A file that has no
@@ -48,7 +48,9 @@ PYTHON_LAYERS = [
     {"devices", "residuals", "chunks"},
     {"calls"},
     {"work"},
-    {"fusion", "counters", "shortcut", "opening", "summary", "pipe", "timeline"},
+    {"counters", "opening", "summary", "pipe", "timeline"},
+    {"dispatch"},
+    {"fusion"},
     {"collectives"},
     {"communicator"},
     {"membership"},

@@ -13,29 +13,6 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parent.parent / "ringcomm"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-#: What is not put right yet. It only shrinks: a name that is used no more has to go from here.
-EXCEPTIONS = {
-    "communicator.py": {"_callbacks", "_error", "_slot", "_tell"},
-    "feedback.py": {"_owner"},
-    "fusion.py": {"_run"},
-    "pipe.py": {"_slot"},
-    "shortcut.py": {
-        "_collect",
-        "_engine",
-        "_handle",
-        "_in_flight",
-        "_inside",
-        "_lock",
-        "_pipe",
-        "_slot",
-    },
-    "torch/buckets.py": {"_run"},
-    "torch/reducing.py": {"_shortcut"},
-    "torch/submit.py": {"_run"},
-    "work.py": {"_engine"},
-}
-
-
 #: torch's, though a module of ours has one of that name as well.
 FOREIGN = {"_version"}
 
@@ -87,10 +64,7 @@ def borrowed(name: str, tree: ast.Module) -> set[str]:
 
 def test_a_module_uses_its_own_private_names_alone() -> None:
     found = {name: names for name, tree in TREES.items() if (names := borrowed(name, tree))}
-    new = {name: names - EXCEPTIONS.get(name, set()) for name, names in found.items()}
-    assert not any(new.values()), f"{new} are of other modules: name them publicly"
-    gone = {name: names - found.get(name, set()) for name, names in EXCEPTIONS.items()}
-    assert not any(gone.values()), f"{gone} are used no more: strike them from EXCEPTIONS"
+    assert not found, f"{found} are of other modules: name them publicly"
 
 
 def test_what_is_told_apart() -> None:

@@ -1,4 +1,4 @@
-"""The short way (shortcut.py): which calls take it, and that nobody can tell."""
+"""The short way (dispatch.py): which calls take it, and that nobody can tell."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ringcomm import (
     NotInitializedError,
     TensorError,
 )
-from ringcomm.shortcut import plain_memory
+from ringcomm.dispatch import plain_memory
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -170,7 +170,7 @@ def test_it_refuses_a_dtype_of_torch_as_the_long_way_does() -> None:
 
 def is_inside(comm: Communicator) -> bool:
     """Whether the core has a call of this communicator."""
-    return any(slot[0] for slot in list(comm._inside))
+    return any(slot[0] for slot in list(comm._calls_in_core))
 
 
 def on_alarm(comm: Communicator, act: Callable[[], object]) -> Callable[..., None]:
@@ -205,7 +205,7 @@ def test_what_is_submitted_holds_the_memory() -> None:
         if comm.rank == 1:
             assert dropped.wait(PATIENCE)
         tensor = np.ones(10_000)
-        work, lives = comm._shortcut.submit(tensor, "sum", None), weakref.ref(tensor)
+        work, lives = comm.shortcut.submit(tensor, "sum", None), weakref.ref(tensor)
         assert work is not None
         work.forget_result()
         del tensor
@@ -290,7 +290,7 @@ def test_a_close_waits_for_who_is_inside() -> None:
             comm.close()
             for thread in threads:
                 thread.join()
-            assert not comm._inside
+            assert not comm._calls_in_core
 
 
 def test_another_thread_may_close_meanwhile() -> None:

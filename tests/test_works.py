@@ -21,7 +21,7 @@ from patience import PATIENCE, PROMPT, until
 from ranks import World, run_ranks
 from tensors import elements, inputs, same
 
-from ringcomm import CommTimeoutError, Communicator, Config, ConfigError, Work, communicator
+from ringcomm import CommTimeoutError, Communicator, Config, ConfigError, Work, dispatch
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -217,10 +217,10 @@ def test_an_interrupted_call_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         """The core, in which a signal arrives once."""
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(communicator._native.lib, name)
+            return getattr(dispatch.lib, name)
 
         def rc_submit(self, *arguments: Any) -> int:
-            result = communicator._native.lib.rc_submit(*arguments)
+            result = dispatch.lib.rc_submit(*arguments)
             if threading.current_thread().name == "rank 0":
                 monkeypatch.undo()
                 raise KeyboardInterrupt
@@ -235,7 +235,7 @@ def test_an_interrupted_call_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> N
             assert comm.allreduce(tensor)[0] == 2
             return
         gone = weakref.ref(tensor)
-        monkeypatch.setattr(communicator, "lib", Interrupting())
+        monkeypatch.setattr(dispatch, "lib", Interrupting())
         try:
             comm.allreduce(tensor, async_op=True, on_done=lambda work: over.set())
         except KeyboardInterrupt:
@@ -450,7 +450,7 @@ def test_a_call_while_another_thread_looks_for_what_is_over() -> None:
             works.append(here.recv(got, 1, async_op=True))
 
         def trace(frame: FrameType, event: str, _: Any) -> Any:
-            if frame.f_code.co_name != "_collect":
+            if frame.f_code.co_name != "_reap_finished_works":
                 return None
             frame.f_trace_opcodes = True
             if event == "opcode":

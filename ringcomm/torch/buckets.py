@@ -35,7 +35,7 @@ def average(
     """Starts the mean over all ranks, in place. A GPU's tensor takes the device pipeline, if it
     can."""
     found = memory_of(tensor, writable=True)
-    work: Work = comm._run(
+    work: Work = comm.run_collective(
         lib.RC_ALLREDUCE,
         found,
         found,

@@ -49,9 +49,9 @@ class Reducing(Submitter):
         if known is None or seconds_of(opts.timeout) is not None:
             return None
         if getattr(opts, "asyncOp", True):
-            part = self.comm._shortcut.submit(tensor, *known)
+            part = self.comm.shortcut.submit(tensor, *known)
             return None if part is None else RingWork((part,), tensors)
-        if self.comm._shortcut.allreduce(tensor, *known):
+        if self.comm.shortcut.allreduce(tensor, *known):
             return RingWork.finished(tensors)
         return None
 

@@ -31,7 +31,7 @@ Tensors = list[torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """Arguments of one call of Communicator._run."""
+    """Arguments of one call of Communicator.run_collective."""
 
     collective: int
     src: View | None
@@ -146,7 +146,7 @@ class Submitter:
         alone = at_once and len(calls) == 1 and not earlier
         precede_chosen(calls)
         parts = [
-            self.comm._run(
+            self.comm.run_collective(
                 call.collective,
                 call.src,
                 call.dst,

@@ -89,7 +89,7 @@ def _wait_in(
     rank: Rank, comm: ringcomm.Communicator, call: str, tensor: np.ndarray[Any, Any]
 ) -> None:
     def watch() -> None:
-        if until(lambda: comm._inside or comm._in_flight):
+        if until(lambda: comm._calls_in_core or comm._in_flight):
             rank.emit("waiting")
 
     threading.Thread(target=watch, daemon=True).start()
@@ -112,7 +112,7 @@ def interrupted_with_much_to_send(rank: Rank, where: str) -> None:
         def interrupted(*_: object) -> ringcomm.Work:
             raise KeyboardInterrupt
 
-        ringcomm.shortcut.Shortcut._make_work = interrupted  # type: ignore[method-assign]
+        ringcomm.dispatch.Shortcut._make_work = interrupted  # type: ignore[method-assign]
     comm = rank.open(shared_memory=False)
     comm.barrier()
     tensor = np.ones(30_000_000, dtype=np.float32)
