@@ -150,11 +150,24 @@ def _shares_memory(shape: Sequence[int], strides: Sequence[int], item: int) -> b
 _SHARED = "elements of the tensor share memory, so it cannot be written to; pass a copy"
 
 
-def _kind(obj: Any) -> str:
+def class_name(obj: Any) -> str:
+    """Returns the name of an object's class, with its module, for messages."""
     return f"{type(obj).__module__}.{type(obj).__qualname__}"
 
 
 # ---- torch ----
+
+
+def torch_dtype(torch: Any, tensor: Any) -> str:
+    """Returns the name in DTYPES of a torch tensor's dtype. Raises TensorError for a dtype or a
+    layout that no collective takes."""
+    if tensor.layout != torch.strided or tensor.is_nested:
+        layout = "nested" if tensor.is_nested else tensor.layout
+        raise TensorError(f"a tensor of layout {layout} is not supported; pass a dense one")
+    dtype = NUMPY_NAMES.get(str(tensor.dtype).removeprefix("torch."))
+    if dtype is None:
+        raise unsupported(str(tensor.dtype))
+    return dtype
 
 
 def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
@@ -166,12 +179,7 @@ def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
             f"a tensor on device '{tensor.device}' is not supported; pass tensor.cpu() and copy "
             "the result back"
         )
-    if tensor.layout != torch.strided or tensor.is_nested:
-        layout = "nested" if tensor.is_nested else tensor.layout
-        raise TensorError(f"a tensor of layout {layout} is not supported; pass a dense one")
-    dtype = NUMPY_NAMES.get(str(tensor.dtype).removeprefix("torch."))
-    if dtype is None:
-        raise unsupported(str(tensor.dtype))
+    dtype = torch_dtype(torch, tensor)
     target = dense = tensor.detach()
     finish = None
     if not dense.is_contiguous() or dense.is_neg():
@@ -248,7 +256,7 @@ def _no_tensor(obj: Any, why: str = "") -> TensorError:
     elif hasattr(obj, "parameters"):
         hint = "; of a module pass its tensors, as those of its parameters() or their .grad"
     return TensorError(
-        f"{_kind(obj)} is not a tensor: give a numpy array, a torch tensor, or an object with "
+        f"{class_name(obj)} is not a tensor: give a numpy array, a torch tensor, or an object with "
         f"the buffer protocol, __array_interface__ or DLPack{hint}{why}"
     )
 
@@ -283,14 +291,15 @@ def _numpy_view(obj: Any, array: np.ndarray[Any, Any], writable: bool) -> View:
         raise unsupported(said(array.dtype))
     if writable and array is not obj and isinstance(obj, np.generic):
         raise TensorError(
-            f"{_kind(obj)} is a number, which the result cannot be written to; pass np.array([x]), "
-            "or out="
+            f"{class_name(obj)} is a number, which the result cannot be written to; pass "
+            "np.array([x]), or out="
         )
     if isinstance(array, np.ma.MaskedArray):
         raise TensorError("the array has a mask, which is not sent; pass its .data, or .filled(0)")
     if writable and not array.flags.writeable:
         raise TensorError(
-            f"{_kind(obj)} is read-only, and the result would be written to it; pass out= or a copy"
+            f"{class_name(obj)} is read-only, and the result would be written to it; pass out= or "
+            "a copy"
         )
     dense = array
     finish = None

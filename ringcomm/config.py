@@ -2,7 +2,8 @@
 
 Invariants: a value is checked when the Config is made, never later; an argument overrides
 the environment, which overrides the default, field by field, and each field knows its source. Every
-RINGCOMM_ variable that the package reads is listed here; an unknown one causes a warning.
+RINGCOMM_ variable that the package reads is listed here; an unknown one causes a warning. Without
+RINGCOMM_LOG nothing of ``logging`` is changed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, cast
 
-from . import logs
 from .errors import ConfigError, did_you_mean
 
 _log = logging.getLogger("ringcomm")
@@ -27,6 +27,8 @@ _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _MIB = 1 << 20
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+_LOG_FORMAT = "%(asctime)s ringcomm[%(process)d] %(levelname)s: %(message)s"
 
 Algorithm = Literal["auto", "ring", "direct", "one_shot", "doubling", "halving"]
 
@@ -43,7 +45,7 @@ REMOVED = {
 OTHER_VARIABLES = {
     "RINGCOMM_SECRET": "the job's secret itself",
     "RINGCOMM_COMPRESSION": "how the all-reduces of a torch process group travel",
-    logs.VARIABLE: "debug, info, warning or error: what the logger ringcomm tells",
+    "RINGCOMM_LOG": "debug, info, warning or error: what the logger ringcomm tells",
     "RINGCOMM_LIBCUDA": "the CUDA driver's library, instead of libcuda.so.1",
     "RINGCOMM_WERROR": "1: warnings of the C compiler are errors, when ringcomm is built",
 }
@@ -223,7 +225,7 @@ class Config:
                 object.__setattr__(self, name, found.value)
         object.__setattr__(self, "_sources", sources)
         if sources:
-            logs.set_up(os.environ)
+            set_up_logging(os.environ)
             _warn_of_unknown(os.environ)
         try:
             self._check()
@@ -304,14 +306,14 @@ class Config:
     def _blame(self, error: str) -> str:
         """Names the sources of the fields that an error names."""
         named = [name for name in _FIELDS if re.search(rf"\b{name}=", error)]
-        told = []
+        origins = []
         for name in named:
             source = self.sources()[name]
             about = {ARGUMENT: "given as an argument", DEFAULT: "the default"}
-            told.append(about.get(source, f"set by {source}"))
-        if len(told) < 2:
-            return "".join(told)
-        return ", ".join(f"{name}: {one}" for name, one in zip(named, told, strict=True))
+            origins.append(about.get(source, f"set by {source}"))
+        if len(origins) < 2:
+            return "".join(origins)
+        return ", ".join(f"{name}: {one}" for name, one in zip(named, origins, strict=True))
 
     def shared_fields(self) -> dict[str, int | str]:
         """Returns the fields that must be equal on all ranks; they are compared when ranks meet."""
@@ -325,6 +327,25 @@ Config.__init__ = names_arguments(Config.__init__, removed=REMOVED)  # type: ign
 def compression_from_env(env: Mapping[str, str] | None = None) -> str:
     """Returns RINGCOMM_COMPRESSION, the codec of a torch process group; "none" if it is not set."""
     return (os.environ if env is None else env).get("RINGCOMM_COMPRESSION", "").strip() or "none"
+
+
+def set_up_logging(env: Mapping[str, str]) -> None:
+    """Sets the level of the logger "ringcomm" that RINGCOMM_LOG names, for programs that do not
+    configure logging. Adds a handler only if neither the logger nor any above it has one. Raises
+    ConfigError if it is no level."""
+    asked = env.get("RINGCOMM_LOG", "").strip().lower()
+    if not asked:
+        return
+    if asked not in _LOG_LEVELS:
+        raise ConfigError(
+            f"RINGCOMM_LOG={env['RINGCOMM_LOG']!r}: give one of {', '.join(_LOG_LEVELS)}"
+            f"{did_you_mean(asked, _LOG_LEVELS)}"
+        )
+    _log.setLevel(asked.upper())
+    if not _log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+        _log.addHandler(handler)
 
 
 def variable_of(field: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from . import buffers, cuda, dlpack, storages
-from .buffers import NUMPY_NAMES, View
+from .buffers import NUMPY_NAMES, View, class_name, torch_dtype
 from .errors import TensorError
 
 #: Stream of a tensor whose library names none: the legacy default stream, which waits for all
@@ -166,17 +166,6 @@ def streams_of(views: Sequence[View]) -> list[int]:
     return list(dict.fromkeys(stream for streams in found for stream in streams))
 
 
-def _kind(obj: Any) -> str:
-    return f"{type(obj).__module__}.{type(obj).__qualname__}"
-
-
-def _not_dense(what: str) -> TensorError:
-    return TensorError(
-        f"{what} on a GPU is not contiguous, and the result would be written to it; pass a "
-        "contiguous copy, or out="
-    )
-
-
 # ---- torch ----
 
 
@@ -201,16 +190,14 @@ def _torch_following(torch: Any, device: Any) -> Iterator[None]:
 
 def _torch_view(torch: Any, tensor: Any, writable: bool) -> DeviceView:
     storages.guard(torch)
-    if tensor.layout != torch.strided or tensor.is_nested:
-        layout = "nested" if tensor.is_nested else tensor.layout
-        raise TensorError(f"a tensor of layout {layout} is not supported; pass a dense one")
-    dtype = NUMPY_NAMES.get(str(tensor.dtype).removeprefix("torch."))
-    if dtype is None:
-        raise buffers.unsupported(str(tensor.dtype))
+    dtype = torch_dtype(torch, tensor)
     dense = tensor.detach()
     if not dense.is_contiguous() or dense.is_neg():
         if writable:
-            raise _not_dense("a tensor")
+            raise TensorError(
+                "a tensor on a GPU is not contiguous, and the result would be written to it; pass "
+                "a contiguous copy, or out="
+            )
         with _torch_following(torch, tensor.device):
             dense = dense.resolve_neg().contiguous()
     device = tensor.device
@@ -238,13 +225,14 @@ def _array_view(obj: Any, writable: bool) -> DeviceView:
     dtype = _dtype_of(obj, about)
     address, read_only = about["data"]
     if about.get("mask") is not None:
-        raise TensorError(f"{_kind(obj)} has a mask, which is not supported")
+        raise TensorError(f"{class_name(obj)} has a mask, which is not supported")
     if writable and read_only:
         raise TensorError(
-            f"{_kind(obj)} is read-only, and the result would be written to it; pass out= or a copy"
+            f"{class_name(obj)} is read-only, and the result would be written to it; pass out= or "
+            "a copy"
         )
     if not _is_dense(shape, about.get("strides"), buffers.ITEM_BYTES[dtype]):
-        raise TensorError(f"{_kind(obj)} is not contiguous; pass a contiguous copy")
+        raise TensorError(f"{class_name(obj)} is not contiguous; pass a contiguous copy")
     device = -1
     if 0 not in shape:
         cuda.require()
@@ -289,7 +277,9 @@ def _stream_of(about: dict[str, Any], obj: Any) -> int:
     if handle is None:
         return cuda.NO_STREAM
     if handle == 0:
-        raise TensorError(f"{_kind(obj)} names stream 0, which __cuda_array_interface__ forbids")
+        raise TensorError(
+            f"{class_name(obj)} names stream 0, which __cuda_array_interface__ forbids"
+        )
     return int(handle)
 
 
@@ -300,17 +290,17 @@ def _dlpack_view(obj: Any) -> DeviceView:
     """Makes a DeviceView by DLPack, which has no read-only flag: producers export no such ones."""
     try:  # DLPack has no stream 0
         capsule = obj.__dlpack__(stream=cuda.chosen_stream() or _LEGACY_STREAM)
-        found = dlpack.look(capsule)
+        found = dlpack.read_capsule(capsule)
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
         raise TensorError(
-            f"{_kind(obj)} lies on a GPU, and does not give its memory by DLPack; give a copy, "
-            f"or a tensor of torch or CuPy ({error})"
+            f"{class_name(obj)} lies on a GPU, and does not give its memory by DLPack; give a "
+            f"copy, or a tensor of torch or CuPy ({error})"
         ) from None
     dtype = NUMPY_NAMES.get(found.dtype)
     if dtype is None:
         raise buffers.unsupported(found.dtype)
     if not _is_dense(found.shape, found.strides, 1):
-        raise TensorError(f"{_kind(obj)} is not contiguous; pass a contiguous copy")
+        raise TensorError(f"{class_name(obj)} is not contiguous; pass a contiguous copy")
     device = -1
     if 0 not in found.shape:
         cuda.require()
@@ -334,7 +324,7 @@ def _maker(obj: Any, device: int) -> Callable[[tuple[int, ...]], Any]:
     def make(shape: tuple[int, ...]) -> Any:
         cupy = sys.modules.get("cupy")
         if cupy is None or not isinstance(obj, cupy.ndarray):
-            raise TensorError(f"a result like {_kind(obj)} cannot be made here; give out=")
+            raise TensorError(f"a result like {class_name(obj)} cannot be made here; give out=")
         chosen = cuda.chosen_stream()
         follows = contextlib.nullcontext() if chosen is None else cupy.cuda.ExternalStream(chosen)
         with cupy.cuda.Device(None if device < 0 else device), follows:

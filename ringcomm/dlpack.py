@@ -53,7 +53,7 @@ def names_gpu(obj: Any) -> bool:
     return int(obj.__dlpack_device__()[0]) in _GPU
 
 
-def look(capsule: Any) -> Found:
+def read_capsule(capsule: Any) -> Found:
     """Reads a capsule. Raises TypeError or ValueError if it holds no DLManagedTensor."""
     tensor = _Tensor.from_address(_pointer_of(capsule, b"dltensor"))
     kind = _CODES.get(tensor.code)

@@ -113,19 +113,19 @@ _named: weakref.WeakSet[RingcommError] = weakref.WeakSet()  # an error may be ra
 
 
 @contextlib.contextmanager
-def naming(call: str, told: str | None = None) -> Iterator[None]:
+def naming(call: str, for_others: str | None = None) -> Iterator[None]:
     """Adds the name of the user's call to errors of the collectives within it: "allgather(u8[32])"
     then reads as part of "gather_state_dict() of HookState". Nested uses on a thread do nothing,
     as the outermost call is the user's.
 
     Args:
-        told: name for other ranks, shown if calls differ: one of rc_caller_name in the C
+        for_others: name for other ranks, shown if calls differ: one of rc_caller_name in the C
             core. None: the one with which the call's name begins.
     """
     if named() is not None:
         yield
         return
-    _naming.call = told or call
+    _naming.call = for_others or call
     try:
         yield
     except RingcommError as error:
@@ -148,12 +148,7 @@ def named() -> str | None:
 def warn_caller(text: str) -> None:
     """Issues a warning at the line outside of ringcomm and torch that led here."""
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and _is_inside(frame.f_globals["__name__"]):
+    inside = ("ringcomm", "torch", "contextlib")  # the last calls what ``naming`` decorates
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] in inside:
         level, frame = level + 1, frame.f_back
     warnings.warn(text, stacklevel=level)
-
-
-def _is_inside(module: str) -> bool:
-    """True for modules of ringcomm, torch and contextlib, which calls functions that ``naming``
-    decorates."""
-    return module.partition(".")[0] in ("ringcomm", "torch", "contextlib")

@@ -48,7 +48,7 @@ class ExactState:
     op: str | None
     loss_scale: float
 
-    def told(self, place: Place) -> dict[str, Any]:
+    def state_dict(self, place: Place) -> dict[str, Any]:
         """Returns the dictionary to save."""
         return {
             "exact": dict(place),
@@ -78,18 +78,18 @@ def is_own(state: Mapping[str, Any], place: Place, name: str) -> bool:
     there = state["exact"]
     if not isinstance(there, Mapping) or "world_size" not in there or "rank" not in there:
         raise ConfigError(f"{name}: this is no state of a rank alone: it does not say whose")
+    whose = f"the state belongs to {_format_place(there)} alone, and this is {_format_place(place)}"
     if any(there.get(size) != place.get(size) for size in ("world_size", "places")):
         raise ConfigError(
-            f"{name}: the state belongs to {_told(there)} alone, and this is {_told(place)}: "
-            "state_dict() is for a world of the same size; gather_state_dict(), which all ranks "
-            "call, makes states for any"
+            f"{name}: {whose}: state_dict() is for a world of the same size; gather_state_dict(), "
+            "which all ranks call, makes states for any"
         )
     if dict(there) == dict(place):
         return True
     warn_caller(
-        f"{name}: the state belongs to {_told(there)} alone, and this is {_told(place)}: what only "
-        "that rank had, as residuals, starts from zero. Save state_dict() on each rank, in a file "
-        "of its own, or gather_state_dict(), the same on all ranks"
+        f"{name}: {whose}: what only that rank had, as residuals, starts from zero. Save "
+        "state_dict() on each rank, in a file of its own, or gather_state_dict(), the same on all "
+        "ranks"
     )
     return False
 
@@ -165,7 +165,7 @@ def _floats(value: object, wrong: ConfigError) -> Floats:
     return array
 
 
-def _told(place: Place) -> str:
+def _format_place(place: Place) -> str:
     """Formats a place as "rank 1 of 4", or "place 0 of 2 on host 1 of 4"."""
     text = f"rank {place['rank']} of {place['world_size']}"
     if "places" in place:

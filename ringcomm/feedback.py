@@ -63,7 +63,7 @@ class ErrorFeedback(Residuals):
 
         Raises ConfigError while a collective in flight uses it.
         """
-        return {"format": _FORMAT, **self._exact().told(_place(_use(comm)))}
+        return {"format": _FORMAT, **self._exact().state_dict(_place(_use(comm)))}
 
     @naming("gather_state_dict() of ErrorFeedback")
     def gather_state_dict(self, comm: Communicator | None = None) -> dict[str, Any]:
@@ -100,7 +100,11 @@ class ErrorFeedback(Residuals):
         if is_exact(state):
             state = as_own(state, _place(comm), self.name)
         known = _read(state, self.name, comm)
-        _require_size(known, self.count, self.name)
+        there = len(known.worker)
+        if there and self.count not in (None, there):
+            raise ConfigError(
+                f"the state is of {there} elements, and {self.name} is of {self.count}"
+            )
         self._take(known, comm)
 
     def _exact(self) -> ExactState:
@@ -193,7 +197,7 @@ class FeedbackStore:
         and in ``exact`` the rank it belongs to. Nothing is sent."""
         comm = _use(comm)
         return {
-            **self._told({name: self._items[name].state_dict(comm) for name in self._names()}),
+            **self._state_of({name: self._items[name].state_dict(comm) for name in self._names()}),
             "exact": dict(_place(comm)),
         }
 
@@ -203,12 +207,12 @@ class FeedbackStore:
         ``format``. A collective; small tensors share all-reduces."""
         names = self._names()
         saved = _save([self._items[name] for name in names], names, _use(comm))
-        return self._told(dict(zip(names, saved, strict=True)))
+        return self._state_of(dict(zip(names, saved, strict=True)))
 
     def _names(self) -> list[str]:
         return sorted(self._items)
 
-    def _told(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    def _state_of(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         return {"format": _FORMAT, "loss_scale": self._loss_scale, "tensors": tensors}
 
     def load_state_dict(
@@ -258,15 +262,15 @@ class FeedbackStore:
                 )
                 if names
             ]
-        told = [what.format(_listed(list(map(repr, names)))) for names, what in wrong]
+        found = [what.format(_listed(list(map(repr, names)))) for names, what in wrong]
         for name in sorted(set(known) & set(self._items)):
             here, there = self._items[name].count, len(known[name].worker)
             if there and here not in (None, there):
-                told.append(f"{name!r} has {there} elements there and {here} here")
-        if told:
-            more = [f"and {len(told) - 4} more"] if len(told) > 5 else []
+                found.append(f"{name!r} has {there} elements there and {here} here")
+        if found:
+            more = [f"and {len(found) - 4} more"] if len(found) > 5 else []
             raise ConfigError(
-                "the state is of another model: " + "; ".join([*told[: 4 if more else 5], *more])
+                "the state is of another model: " + "; ".join([*found[: 4 if more else 5], *more])
             )
 
 
@@ -278,12 +282,6 @@ class _State:
 
     def __init__(self, worker: Floats, owner: Floats, op: str | None, loss_scale: float) -> None:
         self.worker, self.owner, self.op, self.loss_scale = worker, owner, op, loss_scale
-
-
-def _require_size(state: _State | ExactState, count: int | None, name: str) -> None:
-    there = len(state.worker)
-    if there and count not in (None, there):
-        raise ConfigError(f"the state is of {there} elements, and {name} is of {count}")
 
 
 def _place(comm: Communicator) -> Place:

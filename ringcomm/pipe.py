@@ -32,7 +32,7 @@ from .work import SLICE_MS, Owner, Work
 CALLBACK_THREAD = "ringcomm-gpu"
 ARENA_BYTES = 256 << 20
 _log = logging.getLogger("ringcomm")
-_told: set[int] = set()  # GPUs whose lack of kernels was logged
+_logged_gpus: set[int] = set()  # GPUs whose lack of kernels was logged
 
 
 class DeviceWork(Work):
@@ -50,13 +50,13 @@ class DeviceWork(Work):
         views: tuple[View, ...],
         result: Any,
         where: DeviceView,
-        on_landing: Callable[[Work], None] | None,
+        on_done: Callable[[Work], None] | None,
         feedback: object,
     ) -> None:
         super().__init__(comm, name, views, result, ffi.new("rc_flight **"), feedback)
         self._held: Sequence[View] = views
         self._where = where
-        self._on_landing = on_landing
+        self._on_done = on_done
 
     def __del__(self, free: Any = lib.rc_flight_free) -> None:  # globals may be gone at exit
         free(self.slot[0])
@@ -84,10 +84,10 @@ class DeviceWork(Work):
     def call_back(self, callback: Callable[[Work], None], elsewhere: bool = False) -> None:
         """Calls back with this Work once ``wait`` would return at once."""
         with self._lock:
-            told = self._callbacks == ()
-            if not told:
+            have_run = self._callbacks == ()
+            if not have_run:
                 self._callbacks = (*(self._callbacks or ()), callback)
-        if told:
+        if have_run:
             callback(self)
         else:
             lib.rc_flight_notify(self.slot[0])
@@ -125,7 +125,7 @@ class DeviceWork(Work):
         """Releases the tensors and runs the callback of on_done: the result is on the GPU."""
         self.over()  # callbacks that were registered after over() was called
         self._finish(self._poll(0))
-        callback, self._on_landing = self._on_landing, None
+        callback, self._on_done = self._on_done, None
         if callback is not None:
             callback(self)
 
@@ -280,8 +280,8 @@ def _ptx() -> tuple[bytes, str]:
 
 
 def _say_once(device: int, without_kernels: str) -> None:
-    if without_kernels and device not in _told:
-        _told.add(device)
+    if without_kernels and device not in _logged_gpus:
+        _logged_gpus.add(device)
         _log.warning("the CPU compresses the tensors of GPU %d: %s", device, without_kernels)
 
 

@@ -173,7 +173,7 @@ class Residuals:
             )
         self.require_idle()
         self.require_size(count)
-        if self._op not in (None, op) and not self._is_zero():
+        if self._op not in (None, op) and (self.worker.any() or self.owner.any()):
             raise ConfigError(
                 f"{call}: what is left in {self.name} was made by {self._op}, and "
                 f"has other units than that of {op}"
@@ -200,9 +200,6 @@ class Residuals:
         )
         if result != OK:
             raise RingcommError(f"{self.name}: the core does not take the residuals")
-
-    def _is_zero(self) -> bool:
-        return not self.worker.any() and not self.owner.any()
 
     def _allocate(self, count: object) -> None:
         whole = isinstance(count, (int, np.integer)) and not isinstance(count, bool)

@@ -72,9 +72,9 @@ def _congestion(lanes: Sequence[LaneSocket]) -> str:
 
 
 def _chosen(config: Config) -> str:
-    told = [
+    chosen = [
         f"{name}={config.shown(name)} ({source})"
         for name, source in config.sources().items()
         if source != DEFAULT
     ]
-    return ", ".join(told) or "the defaults"
+    return ", ".join(chosen) or "the defaults"

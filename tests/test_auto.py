@@ -22,13 +22,13 @@ from ringcomm.adaptive.law import (
     Seen,
     StepTook,
     Window,
+    covered,
     encoded_bytes,
     exposed_s,
     ladder,
     transfer_s,
 )
 from ringcomm.codecs import CODECS, Codec, parse
-from ringcomm.intervals import covered
 
 NONE, BF16, INT8, INT4 = (CODECS[name] for name in ("none", "bf16", "int8", "int4"))
 GBIT = 1e9 / 8 * 0.94 / 1.5  # encoded bytes a second of 1 Gbit/s among 4 ranks

@@ -19,7 +19,7 @@ from ranks import run_ranks
 import ringcomm
 from ringcomm import Communicator, DeviceError, TensorError
 from ringcomm.devices import view
-from ringcomm.dlpack import look
+from ringcomm.dlpack import read_capsule
 
 HOST = np.ones(9)
 NAME = b"dltensor"  # of a capsule, which keeps the pointer
@@ -267,12 +267,12 @@ def test_others_and_results(gpu: Gpu) -> None:
 def test_capsules_of_libraries_are_read() -> None:
     """Of host tensors; those of a GPU differ by the device alone."""
     values = np.arange(24, dtype=np.int32).reshape(4, 6)[1:, ::2]
-    found = look(values.__dlpack__())
+    found = read_capsule(values.__dlpack__())
     address = values.__array_interface__["data"][0]
     assert found == (address, "int32", (3, 3), (6, 2))
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     tensor = torch.ones(3, 4, dtype=torch.bfloat16)[:, 1:]
-    assert look(tensor.__dlpack__()) == (tensor.data_ptr(), "bfloat16", (3, 3), (4, 1))
+    assert read_capsule(tensor.__dlpack__()) == (tensor.data_ptr(), "bfloat16", (3, 3), (4, 1))
 
 
 # ---- what is refused ----

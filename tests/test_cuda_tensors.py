@@ -435,7 +435,7 @@ def test_a_gpu_that_is_too_old_for_the_kernels_leaves_packing_to_the_cpu(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("FAKE_CUDA_CAPABILITY", "52")
-    monkeypatch.setattr("ringcomm.pipe._told", set())
+    monkeypatch.setattr("ringcomm.pipe._logged_gpus", set())
     gpu.reset()
 
     def body(comm: Communicator) -> None:
@@ -454,7 +454,7 @@ def test_machine_code_that_a_gpu_does_not_take_is_replaced_by_ptx(
 ) -> None:
     (ptx,) = pipe._images()
     monkeypatch.setattr(pipe, "_images", lambda: [b"\x50\xed\x55\xba of another GPU", ptx])
-    monkeypatch.setattr(pipe, "_told", set())
+    monkeypatch.setattr(pipe, "_logged_gpus", set())
 
     def body(comm: Communicator) -> None:
         both(comm, gpu, "f32", 1000, lambda c, x: c.allreduce(x, compression="bf16"))

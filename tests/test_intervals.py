@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm.intervals import Interval, covered
+from ringcomm.adaptive.law import Interval, covered
 
 
 @pytest.mark.parametrize(

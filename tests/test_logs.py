@@ -13,7 +13,7 @@ import pytest
 from ranks import World, run_processes
 
 import ringcomm
-from ringcomm import Config, ConfigError, MismatchError, logs
+from ringcomm import Config, ConfigError, MismatchError, config
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -84,14 +84,14 @@ def test_a_failure_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_handler_is_added_only_where_there_is_none() -> None:
     with bare_logger() as bare:
-        logs.set_up({})
+        config.set_up_logging({})
         assert (bare.handlers, bare.level) == ([], logging.NOTSET)
-        logs.set_up({"RINGCOMM_LOG": "Debug"})
-        logs.set_up({"RINGCOMM_LOG": "warning"})
+        config.set_up_logging({"RINGCOMM_LOG": "Debug"})
+        config.set_up_logging({"RINGCOMM_LOG": "warning"})
         assert (len(bare.handlers), bare.level) == (1, logging.WARNING)
         bare.handlers.clear()
         bare.propagate = True  # to the handlers of who runs the tests
-        logs.set_up({"RINGCOMM_LOG": "info"})
+        config.set_up_logging({"RINGCOMM_LOG": "info"})
         assert (bare.handlers, bare.level) == ([], logging.INFO)
 
 

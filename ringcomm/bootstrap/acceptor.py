@@ -125,13 +125,10 @@ class Acceptor:
                     return
                 continue  # that connection broke while it waited
             sock.setblocking(False)
-            self._take_in(sock, str(address[0]))
-
-    def _take_in(self, sock: socket.socket, address: str) -> None:
-        self._evict(self._new.in_the_way(address))
-        pending = _Pending(self, sock, address)
-        self._new.add(pending)
-        pending.read()
+            self._evict(self._new.in_the_way(address[0]))
+            pending = _Pending(self, sock, address[0])
+            self._new.add(pending)
+            pending.read()
 
     def _room_for_greeted(self) -> bool:
         """True if there is a place among the greeted, after taking one away if need be."""
@@ -150,9 +147,6 @@ class Acceptor:
         self._new.remove(pending)
         self._evict(self._greeted.in_the_way(pending.address))
         self._greeted.add(pending)
-
-    def _is_crowded(self) -> bool:
-        return len(self._new) >= NEW_PER_ADDRESS
 
     def _turn_away(self, pending: _Pending, refusal: RefusedError) -> None:
         serious = refusal.outcome in (
@@ -194,7 +188,7 @@ class _Pending:
         self.over = False
         self._greeted = False
         self._data = b""
-        self.timer = owner._loop.call_at(self.since + CROWDED_PATIENCE, self._look)
+        self.timer = owner._loop.call_at(self.since + CROWDED_PATIENCE, self._expire_if_crowded)
         owner._loop.watch(sock, READ, self.read)
 
     def read(self) -> None:
@@ -240,8 +234,8 @@ class _Pending:
         self.timer.cancel()
         self.timer = self._owner._loop.call_at(time.monotonic() + seconds, act)
 
-    def _look(self) -> None:
-        if self._owner._is_crowded():
+    def _expire_if_crowded(self) -> None:
+        if len(self._owner._new) >= NEW_PER_ADDRESS:
             self._expire()
         else:
             self._expire_in(NEW_PATIENCE - CROWDED_PATIENCE, self._expire)

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from ..config import Config
 from ..errors import ConfigError
 from . import commit, netlink, probe, unpaired
-from .blobs import Record
 from .dialer import Target
 from .greeting import MAX_PORTS, Greeting, Offer, exchange_round
 from .interfaces import Interface, choose, is_loopback
@@ -96,7 +95,12 @@ class Bringup:
         self._warn_shared_subnet()
         lanes = (lane for lane in self._maker.made if lane.lane != probe.PROBE_LANE)
         mine = commit.Made.of(lanes, self._maker.rows())
-        made = exchange_round(exchange, deadline, mine.to_fields, self._read_made)
+        made = exchange_round(
+            exchange,
+            deadline,
+            mine.to_fields,
+            lambda rank, record: commit.Made.from_record(record, self._world, self._config.lanes),
+        )
         commit.check(made, self._hosts, time.monotonic() - began)
         self._measure()
         shared = share(
@@ -137,8 +141,10 @@ class Bringup:
                 )
         addresses = [str(address.ip) for i in chosen for address in i.usable]
         check_exposed(addresses, self._secret, self._config.insecure)
+        probes = 0 if self._single_host or not self._config.probe else 1
+        most_lanes = len(chosen) * (self._config.lanes + probes) * (self._world - 1)
         require_descriptors(
-            self._most_lanes(len(chosen)) + len(addresses),
+            most_lanes + len(addresses),
             f"connecting to all {self._world} ranks, over {', '.join(i.name for i in chosen)},",
         )
         self._interfaces = chosen
@@ -147,11 +153,6 @@ class Bringup:
         self._warn(addresses)
         ports = tuple(self._listen(interface) for interface in chosen)
         return Offer(max(0.0, deadline - time.monotonic()), ports)
-
-    def _most_lanes(self, ports: int) -> int:
-        """Number of this rank's lanes, probes included, if all its ports reach all ranks."""
-        probes = 0 if self._single_host or not self._config.probe else 1
-        return ports * (self._config.lanes + probes) * (self._world - 1)
 
     def _warn(self, addresses: Sequence[str]) -> None:
         """Warns, once on each host, if anyone who reaches its ports can join or read along."""
@@ -330,9 +331,6 @@ class Bringup:
             sock.close()
 
     # -- round 3 --
-
-    def _read_made(self, rank: int, record: Record) -> commit.Made:
-        return commit.Made.from_record(record, self._world, self._config.lanes)
 
     def _mesh(
         self,

@@ -13,11 +13,10 @@ import ipaddress
 import os
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from ..errors import BootstrapError, ConfigError, RingcommError
 from .blobs import Record, pack
-from .netlink import Address
 from .rails import Endpoint, Port
 from .rendezvous import Exchange
 
@@ -51,14 +50,10 @@ def exchange_round(
     records = [Record.unpack(f"rank {rank}", blob) for rank, blob in enumerate(blobs)]
     failed = {rank: r.text("error") for rank, r in enumerate(records) if r.has("error")}
     if failed:
-        _raise_for(failed)
+        lines = "; ".join(f"rank {rank}: {why}" for rank, why in failed.items())
+        culprit = next(iter(failed)) if len(failed) == 1 else None
+        raise BootstrapError(f"not all ranks could go on. {lines}", rank=culprit)
     return [read(rank, record) for rank, record in enumerate(records)]
-
-
-def _raise_for(failed: dict[int, str]) -> NoReturn:
-    lines = "; ".join(f"rank {rank}: {why}" for rank, why in failed.items())
-    culprit = next(iter(failed)) if len(failed) == 1 else None
-    raise BootstrapError(f"not all ranks could go on. {lines}", rank=culprit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,11 +175,8 @@ def _read_port(rank: int, record: Record) -> Port:
 
 
 def _read_endpoint(rank: int, record: Record) -> Endpoint:
-    return Endpoint(_read_address(rank, record.text("address")), record.integer("port", 1, 65535))
-
-
-def _read_address(rank: int, text: str) -> Address:
     try:
-        return ipaddress.ip_interface(text)
+        address = ipaddress.ip_interface(record.text("address"))
     except ValueError:
         raise BootstrapError(f"rank {rank} sent a bad address", rank=rank) from None
+    return Endpoint(address, record.integer("port", 1, 65535))

@@ -24,11 +24,10 @@ from .acceptor import Acceptor
 from .blobs import MAX_BYTES, pack
 from .dialer import Target
 from .handshake import Server
-from .join_failure import FAILED_HEADLINE, LEFT, MAX_ROWS, NEVER_CAME, Row, join_error
+from .join_failure import FAILED_HEADLINE, LEFT, MAX_ROWS, NEVER_CAME, Lost, Row, join_error
 from .loop import READ, WRITE, Loop
 from .same_user import vetting
 from .sockets import end_when_silent, peer_of, show, tune
-from .suspicion import Lost
 from .terms import Key, RefusedError, Terms, duplicate, unexpected
 
 HEADER = struct.Struct("<BxHII")

@@ -19,14 +19,13 @@ from .blobs import MAX_BYTES, Record
 from .dialer import Dial, Target
 from .handshake import Client
 from .hub import ALL, BLOB, FAILED, HEADER, LENGTH
-from .join_failure import LEFT, MAX_ROWS, Row, join_error
+from .join_failure import LEFT, MAX_ROWS, Lost, Row, join_error
 from .launch import Identity
 from .loop import READ, Loop
 from .meeting import resolve
 from .same_user import vetting
 from .secret import Secret, check_exposed
 from .sockets import end_when_silent, peer_of, show, tune
-from .suspicion import Lost
 from .terms import Key, Outcome, RefusedError, Terms
 
 _STAGGER = 0.1  # seconds between starting to try one candidate port and the next
@@ -186,16 +185,13 @@ class Member:
             raise self._lost("sent what no ringcomm sends")
         payload = self._receive(size, deadline)
         if kind == FAILED:
-            raise self._failure(payload)
+            record = Record.unpack("rank 0", payload)
+            rows = [Row.from_record(r, self._world) for r in record.records("rows", MAX_ROWS)]
+            raise join_error(record.text("headline"), rows)
         blobs = _split(payload, self._world) if kind == ALL else None
         if blobs is None:
             raise self._lost("sent what no ringcomm sends")
         return blobs
-
-    def _failure(self, payload: bytes) -> BootstrapError:
-        record = Record.unpack("rank 0", payload)
-        rows = [Row.from_record(r, self._world) for r in record.records("rows", MAX_ROWS)]
-        return join_error(record.text("headline"), rows)
 
     def _lost(self, state: str) -> BootstrapError:
         return join_error(

@@ -7,7 +7,7 @@ records, so that all of them show the same table.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..errors import AuthenticationError, BootstrapError
@@ -65,6 +65,10 @@ class Row:
             detail=record.text("detail"),
             rail=record.integer("rail", -1, MAX_RAIL),
         )
+
+
+Lost = Callable[[], list[Row]]
+"""Returns a row for each rank that seems to have left."""
 
 
 class JoinError(BootstrapError):

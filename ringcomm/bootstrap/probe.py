@@ -65,7 +65,7 @@ class _Stream:
 
     def __init__(self, sock: socket.socket, fills: bool) -> None:
         self.sock = sock
-        self.told = 0.0  # rate that the other end measured, bytes per second
+        self.reported = 0.0  # rate that the other end measured, bytes per second
         self.fills = fills
         self.sending, self.receiving = True, True
         self._sent = 0
@@ -105,7 +105,7 @@ class _Stream:
         if count == 0:
             self.receiving = False
             if len(self._last) == _RATE.size:
-                self.told = _RATE.unpack(self._last)[0] * 1e3
+                self.reported = _RATE.unpack(self._last)[0] * 1e3
 
     def finish(self) -> None:
         """Sends the measured rate behind the data and shuts down the sending side."""
@@ -142,7 +142,7 @@ def measure(connections: Mapping[K, tuple[socket.socket, bool]]) -> dict[K, floa
             if now >= LIMIT_S:
                 break
             _turn(selector, streams.values(), buffer, filling=now < FILL_S)
-    rates = {key: s.told or s.heard() for key, s in streams.items() if connections[key][1]}
+    rates = {key: s.reported or s.heard() for key, s in streams.items() if connections[key][1]}
     return {key: rate or _SLOWEST for key, rate in rates.items()} if any(rates.values()) else {}
 
 

@@ -7,7 +7,7 @@ function that gathers equal-sized bytes (a parent communicator). torch and mpi4p
 imported here; their objects come from the caller.
 
 Death of a rank is noticed as follows: the hub sees its connection end, and tells all; a parent
-communicator fails; in a Store and in MPI only the lanes that were made show it (suspicion.py),
+communicator fails; in a Store and in MPI only the lanes that were made show it (ExitWatch),
 and the rank that notices tells the others through the Store.
 
 Invariants: allgather() returns or raises by about its deadline; all ranks make the same calls in
@@ -28,17 +28,19 @@ from ..errors import BootstrapError, ConfigError, RingcommError
 from .blobs import MAX_BYTES, Record, pack
 from .hub import Hub
 from .hub_client import open_member
-from .join_failure import FAILED_HEADLINE, MAX_ROWS, NEVER_CAME, Row, join_error
+from .join_failure import FAILED_HEADLINE, MAX_ROWS, NEVER_CAME, Lost, Row, join_error
 from .launch import Identity
 from .loop import LOOK_EVERY, Loop
 from .meeting import PortsInUseError, open_listeners
 from .rivals import find_rival
 from .secret import Secret
-from .suspicion import Lost, Suspicion
 from .terms import Key, Role, Terms, job_hash
 
 _WAIT_SLICE, _LONGEST_PAUSE = 0.25, 0.02  # seconds
 _LENGTH = struct.Struct("<Q")
+
+EXIT_GRACE = 0.5
+"""Seconds for which a rank must have seemed to be gone until it counts as gone."""
 
 
 class Exchange(Protocol):
@@ -95,6 +97,34 @@ def _open_hub(
     return Hub(listeners, key, terms, taken, config.peer_timeout)
 
 
+class ExitWatch:
+    """Detects that a rank has left, where nothing but its lanes shows it.
+
+    The connected lanes have ended, or nothing listens any more where the rank offered to. Both can
+    be so for a moment: a dialer that tries again has closed its first lane, and a rank that has
+    joined and left already has closed all. So it counts after EXIT_GRACE seconds.
+
+    Args:
+        lost: returns a row for each rank that seems to have left; one that it no longer names is
+            forgotten.
+    """
+
+    def __init__(self, lost: Lost) -> None:
+        self._lost = lost
+        self._since: dict[int, float] = {}
+
+    def rows(self) -> list[Row]:
+        """Returns a row for each rank that has left."""
+        now = time.monotonic()
+        rows = self._lost()
+        self._since = {row.rank: self._since.get(row.rank, now) for row in rows}
+        return [row for row in rows if now - self._since[row.rank] >= EXIT_GRACE]
+
+    def watch(self, loop: Loop, ring: Callable[[], None]) -> None:
+        """Calls ring() in this loop while any rank has left."""
+        loop.repeat(LOOK_EVERY, lambda: ring() if self.rows() else None)
+
+
 class StoreExchange:
     """Exchange over an object with torch.distributed.Store's ``set``, ``get`` and ``wait``.
 
@@ -110,7 +140,7 @@ class StoreExchange:
         self._prefix = prefix
         self._use = 0
         self._round = 0
-        self._suspicion: Suspicion | None = None
+        self._exits: ExitWatch | None = None
 
     def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
         """Puts the blob into the store and waits for all others; see Exchange."""
@@ -134,8 +164,8 @@ class StoreExchange:
 
     def alarm(self, loop: Loop, ring: Callable[[], None], lost: Lost) -> None:
         """Rings once a rank seems to have left, by its lanes or by another rank's word."""
-        self._suspicion = Suspicion(lost)
-        self._suspicion.watch(loop, ring)
+        self._exits = ExitWatch(lost)
+        self._exits.watch(loop, ring)
         if hasattr(self._store, "check"):
             loop.repeat(LOOK_EVERY, lambda: ring() if self._others_say() else None)
 
@@ -148,9 +178,9 @@ class StoreExchange:
 
     def _raise_if_left(self) -> None:
         """Raises JoinError if a rank has left, after telling the other ranks through the store."""
-        if self._suspicion is None:
+        if self._exits is None:
             return
-        rows = self._suspicion.rows()
+        rows = self._exits.rows()
         if rows:
             fields = [row.to_fields() for row in rows[:MAX_ROWS]]
             self._call("set", self._left_key, pack({"rows": fields}))
@@ -242,7 +272,7 @@ class GatherExchange:
         self._rounds_left = rounds
         self._patience = patience
         self._failed = failed
-        self.suspicion: Suspicion | None = None
+        self.exits: ExitWatch | None = None
 
     def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
         """Gathers the lengths of the blobs, then the blobs padded to the longest; see Exchange."""
@@ -259,8 +289,8 @@ class GatherExchange:
 
     def alarm(self, loop: Loop, ring: Callable[[], None], lost: Lost) -> None:
         """Rings once gather is known to fail, or a rank's lanes show that it has left."""
-        self.suspicion = Suspicion(lost)
-        self.suspicion.watch(loop, ring)
+        self.exits = ExitWatch(lost)
+        self.exits.watch(loop, ring)
         loop.repeat(LOOK_EVERY, lambda: ring() if self._failed() else None)
 
     def close(self) -> None:
@@ -285,7 +315,7 @@ def mpi_exchange(comm: Any) -> GatherExchange:
         request = comm.Iallgather(mine, everyone)
         pause = 0.0
         while not request.Test():
-            rows = exchange.suspicion.rows() if exchange.suspicion is not None else []
+            rows = exchange.exits.rows() if exchange.exits is not None else []
             if rows or time.monotonic() >= give_up:
                 # Keeps the buffers: MPI may still write there, as no collective can be cancelled.
                 _abandoned.append((request, mine, everyone))

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..bootstrap.join_failure import Lost
 from ..bootstrap.loop import READ, Loop
-from ..bootstrap.suspicion import Lost
 from ..errors import BootstrapError
 from .control import Connections
 from .decision import Go

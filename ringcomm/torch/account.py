@@ -29,7 +29,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from ..intervals import Interval, covered
+from ..adaptive.law import Interval, covered
 from ..work import WorkStats
 from .hook_report import CodecStretch, HookReport, StepReport
 

@@ -10,7 +10,7 @@ import io
 import statistics
 from typing import Any, Literal, TypedDict
 
-from ..intervals import Interval
+from ..adaptive.law import Interval
 
 _Bytes = Literal["payload_bytes", "wire_bytes", "shared_bytes"]
 _TIMES: tuple[tuple[str, Literal["step_s", "compute_s", "exposed_s", "hidden_s"]], ...] = (

@@ -16,11 +16,15 @@ from patience import PROMPT
 from test_carriers import FakeMpi, FakeStore
 
 from ringcomm.bootstrap import bringup, lanes, mesh, rendezvous
-from ringcomm.bootstrap import suspicion as suspicion_module
 from ringcomm.bootstrap.join_failure import LEFT, Row
 from ringcomm.bootstrap.loop import Loop
-from ringcomm.bootstrap.rendezvous import Exchange, GatherExchange, StoreExchange, mpi_exchange
-from ringcomm.bootstrap.suspicion import Suspicion
+from ringcomm.bootstrap.rendezvous import (
+    Exchange,
+    ExitWatch,
+    GatherExchange,
+    StoreExchange,
+    mpi_exchange,
+)
 from ringcomm.config import Config
 from ringcomm.errors import BootstrapError
 
@@ -109,7 +113,7 @@ def test_who_is_done_early_has_not_left(
     carrier: str, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank may be joined, and close everything, while others still wait for the last answer."""
-    monkeypatch.setattr(suspicion_module, "GRACE", 0.1)
+    monkeypatch.setattr(rendezvous, "EXIT_GRACE", 0.1)
     slow = bringup.Bringup._mesh
 
     def late(self: bringup.Bringup, *arguments: Any) -> mesh.Mesh:
@@ -137,15 +141,15 @@ def test_a_parent_that_fails() -> None:
     loop.close()
 
 
-def test_a_suspicion_must_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suspicion_module, "GRACE", 0.1)
+def test_an_exit_counts_once_it_has_lasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "EXIT_GRACE", 0.1)
     lost = [Row(1, 0, "", LEFT)]
-    suspicion = Suspicion(lambda: lost)
-    assert suspicion.rows() == []
+    exits = ExitWatch(lambda: lost)
+    assert exits.rows() == []
     lost.clear()
     time.sleep(0.15)
-    assert suspicion.rows() == []
+    assert exits.rows() == []
     lost.append(Row(1, 0, "", LEFT))
-    assert suspicion.rows() == []
+    assert exits.rows() == []
     time.sleep(0.15)
-    assert suspicion.rows() == lost
+    assert exits.rows() == lost

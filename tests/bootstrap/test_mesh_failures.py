@@ -14,12 +14,11 @@ from patience import PROMPT
 from ringcomm.bootstrap import bringup, interfaces, lanes, mesh
 from ringcomm.bootstrap.dialer import Target
 from ringcomm.bootstrap.interfaces import Interface
-from ringcomm.bootstrap.join_failure import JoinError
+from ringcomm.bootstrap.join_failure import JoinError, Lost
 from ringcomm.bootstrap.loop import Loop
 from ringcomm.bootstrap.rails import Pairing
 from ringcomm.bootstrap.rendezvous import Exchange, open_tcp
 from ringcomm.bootstrap.secret import Secret
-from ringcomm.bootstrap.suspicion import Lost
 from ringcomm.config import Config
 from ringcomm.errors import BootstrapError, ConfigError
 
