@@ -4,7 +4,12 @@
     ringcomm.init()                                       # under torchrun, mpirun or srun
     ringcomm.allreduce(tensor, op="avg", compression="bf16")
 
-``__all__`` is the stable interface, which ``dir`` shows; everything else is internal.
+``__all__`` is the stable interface, which ``dir`` shows; so are those of ringcomm.membership and of
+ringcomm.torch, with its optim, outer and sparse. Everything else is internal. Within the package:
+
+    Communicator.run_collective, .shortcut, .works_in_flight      calls on memory that was found
+    calls, devices, buffers, residuals, work                      what such calls are made of
+    errors, config, codecs                                        used everywhere
 """
 
 from __future__ import annotations

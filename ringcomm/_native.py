@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .callers import Callers
+from .callback_threads import CallbackThreads
 from .errors import (
     AbortedError,
     CommTimeoutError,
@@ -128,7 +128,7 @@ class Engine:
         self._watched: dict[Any, Callable[[], None]] = {}
         self._by_handle: dict[int, Callable[[], None]] = {}
         self._registered = threading.RLock()  # a signal handler may call within a call
-        self._callers: Callers | None = None
+        self._callback_threads: CallbackThreads | None = None
         self.forked = False
         _live.add(self)
 
@@ -142,12 +142,12 @@ class Engine:
 
     def watch(self, slot: Any, callback: Callable[[], None]) -> None:
         """Registers a callback for the work that is about to be submitted with notify and whose
-        handle goes to ``slot``. A thread of callers.py calls it once the work is over."""
+        handle goes to ``slot``. A thread of callback_threads.py calls it once the work is over."""
         with self._registered:
             self._watched[slot] = callback
-            if self._callers is None:
-                self._callers = Callers(CALLBACK_THREAD, self)
-                self._callers.start()
+            if self._callback_threads is None:
+                self._callback_threads = CallbackThreads(CALLBACK_THREAD, self)
+                self._callback_threads.start()
 
     def unwatch(self, slot: Any) -> None:
         """Removes a callback whose work was refused, or is over."""
@@ -155,7 +155,7 @@ class Engine:
             if self._watched.pop(slot, None) is None and slot[0]:
                 self._by_handle.pop(_address(slot[0]), None)
 
-    # ---- callers.Source ----
+    # ---- callback_threads.Source ----
 
     def take(self, timeout_ms: int) -> Callable[[], None] | None:
         """Waits for the next work that is over and returns its callback; None if none is."""
@@ -187,10 +187,10 @@ class Engine:
         """Stops the threads and frees the engine; called on one of them, returns before that is
         done. All communicators must have been freed."""
         _live.discard(self)
-        if self._callers is None:
+        if self._callback_threads is None:
             lib.rc_engine_free(self.handle)
         else:
-            self._callers.stop(lambda: lib.rc_engine_free(self.handle))
+            self._callback_threads.stop(lambda: lib.rc_engine_free(self.handle))
 
 
 _live: weakref.WeakSet[Engine] = weakref.WeakSet()

@@ -24,7 +24,7 @@ from typing import Any
 from . import cuda
 from ._native import AGAIN, OK, error_class, ffi, lib, text
 from .buffers import View
-from .callers import Callers
+from .callback_threads import CallbackThreads
 from .devices import DeviceView, PackedView, streams_of
 from .errors import RingcommError, TensorError
 from .work import SLICE_MS, Owner, Work
@@ -183,8 +183,8 @@ class Pipe:
         self._free.atexit = False
         self._works: dict[int, DeviceWork] = {}
         self._registered = threading.RLock()  # a signal handler may call within a call
-        self._callers = Callers(CALLBACK_THREAD, self)
-        self._callers.start()
+        self._callback_threads = CallbackThreads(CALLBACK_THREAD, self)
+        self._callback_threads.start()
 
     def submit(self, work: DeviceWork, call: Any) -> tuple[int, Any]:
         """Submits the work's call.
@@ -223,9 +223,9 @@ class Pipe:
     def stop(self) -> None:
         """Ends all flights. Call it after rc_comm_close and before rc_comm_free."""
         lib.rc_pipe_stop(self._handle)
-        self._callers.stop(lambda: None)
+        self._callback_threads.stop(lambda: None)
 
-    # ---- callers.Source ----
+    # ---- callback_threads.Source ----
 
     def take(self, timeout_ms: int) -> Callable[[], None] | None:
         """Waits for the next flight that is over or has landed; returns the method to call."""

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from . import callers
+from . import callback_threads
 from ._native import AGAIN, OK, Engine, error_class, ffi, lib, text
 from .bootstrap.mesh import RailInfo
 from .calls import is_number
@@ -143,8 +143,12 @@ class Work:
         if timeout is not None and not is_number(timeout):
             raise ConfigError(f"timeout={timeout!r}: give seconds, or None")
         deadline = None if timeout is None else time.monotonic() + timeout
-        if callers.are_running and callers.is_caller() and self._poll(0) == AGAIN:
-            callers.step_aside()
+        if (
+            callback_threads.are_running
+            and callback_threads.on_callback_thread()
+            and self._poll(0) == AGAIN
+        ):
+            callback_threads.about_to_block()
         while True:
             left = SLICE_MS
             if deadline is not None:
@@ -174,8 +178,8 @@ class Work:
         return self._error if self.done() else None
 
     def call_back(self, callback: Callable[[Work], None], elsewhere: bool = False) -> None:
-        """Calls back with this Work once it is over, from a thread of callers.py, which documents
-        the order. A Work that is over already calls back at once on this thread, unless
+        """Calls back with this Work once it is over, from a thread of callback_threads.py, which
+        documents the order. A Work that is over already calls back at once on this thread, unless
         ``elsewhere`` is True."""
         if not elsewhere and self.done():
             callback(self)

@@ -36,7 +36,7 @@ from ports import free_port
 
 from ringcomm import Communicator, Config, NotInitializedError
 from ringcomm.bootstrap.join import Joined
-from ringcomm.bootstrap.joined import LaneSocket, Mesh, RailInfo
+from ringcomm.bootstrap.mesh_result import LaneSocket, Mesh, RailInfo
 from ringcomm.bootstrap.sockets import tune
 
 ROOT = Path(__file__).resolve().parent.parent

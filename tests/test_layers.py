@@ -3,7 +3,7 @@ house that every file keeps: at most 800 lines, and a word on what it is at its 
 
     C       include < base < kernels, plan < codec, sparse < net, shm, cuda < coll < comm < api
             < pipe
-    Python  errors, callers < config, codecs < bootstrap, _native, dlpack, adaptive,
+    Python  errors, callback_threads < config, codecs < bootstrap, _native, dlpack, adaptive,
             storages < buffers < cuda
             < chunks, devices, residuals < calls < work < counters, opening, summary, pipe,
             timeline < dispatch < fusion < collectives < communicator < membership < api
@@ -39,7 +39,7 @@ C_LAYERS = [
     {"pipe"},
 ]
 PYTHON_LAYERS = [
-    {"errors", "callers"},
+    {"errors", "callback_threads"},
     {"config", "codecs"},
     {"bootstrap", "_native", "dlpack", "adaptive", "storages"},
     {"buffers"},

@@ -21,7 +21,7 @@ from patience import PATIENCE, PROMPT, until
 
 import ringcomm
 from ringcomm.bootstrap.sockets import listen
-from ringcomm.membership import Membership, places
+from ringcomm.membership import Membership, listening
 
 TESTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS.parent / "bench"))
@@ -201,7 +201,7 @@ def test_started_again_where_others_have_the_ports(member_lives: bool) -> None:
             "config": config,
         }
         with Membership(**job, **back) as first:
-            ports = places.ports_of(first._job, 0)
+            ports = listening.ports_of(first._job, 0)
         for port in ports:
             open_ones.enter_context(listen("127.0.0.1", port))
         if member_lives:

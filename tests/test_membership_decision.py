@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from patience import PATIENCE, until
 
 from ringcomm import BootstrapError, PeerLostError
+from ringcomm.bootstrap.handshake_params import Key, job_hash
 from ringcomm.bootstrap.join_failure import MUTE, NO_ANSWER
 from ringcomm.bootstrap.secret import Secret
 from ringcomm.bootstrap.sockets import listen
-from ringcomm.bootstrap.terms import Key, job_hash
 from ringcomm.membership import messages
 from ringcomm.membership.agreement import Agreement, Terms
 from ringcomm.membership.control import Control

@@ -13,7 +13,7 @@ from patience import until
 from ranks import World
 
 from ringcomm import Communicator, Config
-from ringcomm.bootstrap.joined import LaneSocket, Mesh
+from ringcomm.bootstrap.mesh_result import LaneSocket, Mesh
 from ringcomm.opening import choose_threads
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

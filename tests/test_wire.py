@@ -12,8 +12,8 @@ import pytest
 
 from ringcomm.bootstrap import handshake
 from ringcomm.bootstrap.handshake import Client, Server
+from ringcomm.bootstrap.handshake_params import Key, Outcome, RefusedError, Role, Terms, job_hash
 from ringcomm.bootstrap.secret import Secret
-from ringcomm.bootstrap.terms import Key, Outcome, RefusedError, Role, Terms, job_hash
 
 GOLDEN = Path(__file__).parent / "golden"
 EPOCH = 0x11223344

@@ -26,11 +26,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from .handshake import Server
+from .handshake_params import Outcome, RefusedError, Terms
 from .loop import READ, Loop
 from .pending_connections import Places
 from .strangers import LOG
 from .system import OUT_OF_RESOURCES, describe
-from .terms import Outcome, RefusedError, Terms
 
 MAX_NEW, NEW_PER_ADDRESS = 64, 8
 MAX_GREETED = 256

@@ -13,17 +13,18 @@ from collections.abc import Iterator, Sequence
 
 from ..config import Config
 from ..errors import ConfigError
-from . import commit, netlink, probe, unpaired
+from . import commit, netlink, port_warnings, probe
 from .dialer import Target
-from .greeting import MAX_PORTS, Greeting, Offer, exchange_round
+from .handshake_params import Key, job_hash
 from .interfaces import Interface, choose, is_loopback
-from .joined import LaneSocket, Mesh, RailInfo
 from .lanes import LaneId, LaneMaker, Plan
 from .launch import Identity
+from .mesh_result import LaneSocket, Mesh, RailInfo
 from .netlink import Address
 from .rails import Endpoint, Pairing, Port, meet, meet_on_link, pair_all, slowest
 from .rendezvous import Exchange
 from .secret import Secret, check_exposed
+from .settings_exchange import MAX_PORTS, Greeting, Offer, exchange_round
 from .shared_memory import share
 from .sockets import (
     device_binding_works,
@@ -37,7 +38,6 @@ from .sockets import (
     sysctl_advice,
 )
 from .system import describe, require_descriptors
-from .terms import Key, job_hash
 
 _COMMIT_MARGIN = 1.0  # seconds of the deadline kept for the last round
 _MOST_UNPAIRED = 4  # hosts that one host logs a line about
@@ -250,8 +250,8 @@ class Bringup:
         counterpart."""
         if not self._speaks:
             return
-        offered = unpaired.Offered(self._ports, self._hosts, self._host_numbers)
-        found = unpaired.sentences(offered, self._rank, self._pairings)
+        offered = port_warnings.Offered(self._ports, self._hosts, self._host_numbers)
+        found = port_warnings.sentences(offered, self._rank, self._pairings)
         for sentence in found[:_MOST_UNPAIRED]:
             _log.warning("%s. `ip address` and RINGCOMM_INTERFACES there tell why", sentence)
         if len(found) > _MOST_UNPAIRED:

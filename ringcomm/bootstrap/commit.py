@@ -10,10 +10,10 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .blobs import Record
-from .greeting import MAX_PORTS
 from .join_failure import CONNECTED, MAX_ROWS, NOT_SEEN, Row, join_error
 from .lanes import LaneId
+from .records import Record
+from .settings_exchange import MAX_PORTS
 
 
 @dataclasses.dataclass(frozen=True)

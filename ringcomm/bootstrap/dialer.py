@@ -21,11 +21,11 @@ import time
 from collections.abc import Callable
 
 from .handshake import Client
+from .handshake_params import Outcome, RefusedError
 from .join_failure import MUTE, NO_ANSWER, REFUSED
 from .loop import READ, WRITE, Loop, Timer
 from .sockets import bind_to_device, family, place
 from .system import describe
-from .terms import Outcome, RefusedError
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 """Seconds between two tries: doubled from the first to the longest."""

@@ -31,7 +31,7 @@ import struct
 import time
 from collections.abc import Callable
 
-from .terms import (
+from .handshake_params import (
     Key,
     Outcome,
     RefusedError,

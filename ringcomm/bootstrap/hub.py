@@ -21,14 +21,14 @@ from collections.abc import Callable, Sequence
 from ..errors import BootstrapError
 from . import rivals
 from .acceptor import Acceptor
-from .blobs import MAX_BYTES, pack
 from .dialer import Target
 from .handshake import Server
+from .handshake_params import Key, RefusedError, Terms, duplicate, unexpected
 from .join_failure import FAILED_HEADLINE, LEFT, MAX_ROWS, NEVER_CAME, Lost, Row, join_error
 from .loop import READ, WRITE, Loop
+from .records import MAX_BYTES, pack
 from .same_user import vetting
 from .sockets import end_when_silent, peer_of, show, tune
-from .terms import Key, RefusedError, Terms, duplicate, unexpected
 
 HEADER = struct.Struct("<BxHII")
 """Header of a message: kind, round, milliseconds until the sender's deadline, payload bytes."""

@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterable
 
 from ..config import Config
 from ..errors import BootstrapError
-from .blobs import MAX_BYTES, Record
 from .dialer import Dial, Target
 from .handshake import Client
+from .handshake_params import Key, Outcome, RefusedError, Terms
 from .hub import ALL, BLOB, FAILED, HEADER, LENGTH
 from .join_failure import LEFT, MAX_ROWS, Lost, Row, join_error
 from .launch import Identity
 from .loop import READ, Loop
 from .meeting import resolve
+from .records import MAX_BYTES, Record
 from .same_user import vetting
 from .secret import Secret, check_exposed
 from .sockets import end_when_silent, peer_of, show, tune
-from .terms import Key, Outcome, RefusedError, Terms
 
 _STAGGER = 0.1  # seconds between starting to try one candidate port and the next
 _RESOLVE_PAUSE = 0.5

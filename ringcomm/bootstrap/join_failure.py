@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..errors import AuthenticationError, BootstrapError
-from .blobs import Record
-from .terms import Outcome
+from .handshake_params import Outcome
+from .records import Record
 
 MAX_ROWS = 100
 MAX_RAIL = 1 << 16

@@ -18,12 +18,12 @@ from typing import NamedTuple
 from .acceptor import Acceptor
 from .dialer import Dial, Target
 from .handshake import Client, Server
+from .handshake_params import Key, RefusedError, Role, Terms, duplicate, unexpected
 from .join_failure import CONNECTED, LEFT, NO_ANSWER, NOT_SEEN, REFUSED, Row
 from .loop import Loop
 from .probe import PROBE_LANE
 from .same_user import vetting
 from .sockets import keep_alive, show, silence, tune
-from .terms import Key, RefusedError, Role, Terms, duplicate, unexpected
 
 Alarm = Callable[[Loop, Callable[[], None]], None]
 """Calls a function in a loop once the bring-up has failed; see rendezvous.Exchange.alarm."""

@@ -97,7 +97,7 @@ class Loop:
         """Handles events and timers that are due, without waiting."""
         self._turn(0.0)
 
-    def let_go(self) -> None:
+    def close_in_child(self) -> None:
         """Closes a forked child's copies of the watched sockets. Does not unregister them, as the
         child shares the kernel's set of watched descriptors with its parent."""
         for key in list(self._selector.get_map().values()):

@@ -21,11 +21,11 @@ import time
 from ..config import Config
 from ..errors import ConfigError
 from .bringup import Bringup
-from .greeting import Greeting, check_settings, exchange_round, host_key, machine_key
-from .joined import LaneSocket, Mesh, RailInfo
 from .launch import Identity
+from .mesh_result import LaneSocket, Mesh, RailInfo
 from .rendezvous import Exchange, open_tcp
 from .secret import Secret
+from .settings_exchange import Greeting, check_settings, exchange_round, host_key, machine_key
 from .system import require_descriptors
 
 __all__ = ["ROUNDS", "LaneSocket", "Mesh", "RailInfo", "connect", "join"]

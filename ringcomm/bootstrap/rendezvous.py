@@ -12,7 +12,7 @@ and the rank that notices tells the others through the Store.
 
 Invariants: allgather() returns or raises by about its deadline; all ranks make the same calls in
 the same order; blobs are bytes in and bytes out, never pickled; received blobs are checked for
-size only, blobs.py checks their content.
+size only, records.py checks their content.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from typing import Any, Protocol
 
 from ..config import Config
 from ..errors import BootstrapError, ConfigError, RingcommError
-from .blobs import MAX_BYTES, Record, pack
+from .handshake_params import Key, Role, Terms, job_hash
 from .hub import Hub
 from .hub_client import open_member
 from .join_failure import FAILED_HEADLINE, MAX_ROWS, NEVER_CAME, Lost, Row, join_error
 from .launch import Identity
 from .loop import LOOK_EVERY, Loop
 from .meeting import PortsInUseError, open_listeners
+from .records import MAX_BYTES, Record, pack
 from .rivals import find_rival
 from .secret import Secret
-from .terms import Key, Role, Terms, job_hash
 
 _WAIT_SLICE, _LONGEST_PAUSE = 0.25, 0.02  # seconds
 _LENGTH = struct.Struct("<Q")

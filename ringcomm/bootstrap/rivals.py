@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 from .dialer import Dial, Target
 from .handshake import Client
+from .handshake_params import Key, Outcome, RefusedError, Terms
 from .join_failure import JoinError, Row, join_error
 from .loop import Loop
 from .same_user import vetting
 from .sockets import show
-from .terms import Key, Outcome, RefusedError, Terms
 
 HEADLINE = "two processes of this job say that they are rank 0: give each a RANK of its own"
 _PATIENCE = 1.0  # seconds for a hub that waits for its members to answer

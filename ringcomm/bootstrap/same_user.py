@@ -16,9 +16,9 @@ import socket
 from collections.abc import Callable
 
 from . import netlink
+from .handshake_params import Key, Outcome, RefusedError, other_user
 from .netlink import TcpSocket
 from .system import OUT_OF_RESOURCES, describe
-from .terms import Key, Outcome, RefusedError, other_user
 
 _ESTABLISHED = 1
 

@@ -19,9 +19,9 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 
-from .blobs import Record
-from .greeting import Fields, exchange_round
+from .records import Record
 from .rendezvous import Exchange
+from .settings_exchange import Fields, exchange_round
 
 MOST_RANKS = 64
 """Most ranks of one host that share memory; REGION_MAX_RANKS in the core."""

@@ -1,9 +1,11 @@
 """Rounds that outlive a peer: agreement on the members, and a communicator among exactly those.
 
+For others: Membership and its Round; member.checked_grace, for callers that pass its grace_s on.
+
     decision     the members of a round, from the knowledge of one rank (pure)
     messages     encoding of the messages between members
     control      a connection to each other rank, and which ranks live
-    places       addresses at which members listen
+    listening    addresses at which members listen
     formation    exchange between members that make a communicator
     agreement    one rank's part in agreeing on the members: sends, receives and decides
     member       Membership: the rounds of one rank, and its communicator

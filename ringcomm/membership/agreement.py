@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..errors import BootstrapError, PeerLostError
 from . import messages
-from .control import Connections, Hear, Meet
+from .control import Connections, Hear, LinkMade
 from .decision import Go, Ready, TooFew, View, Wait, decide
 from .formation import Formation
 from .messages import Address, Book, Intro, Kind
@@ -74,7 +74,7 @@ class Agreement:
         self,
         terms: Terms,
         listens: Sequence[Address],
-        connect: Callable[[Hear, Meet], Connections],
+        connect: Callable[[Hear, LinkMade], Connections],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.members: tuple[int, ...] = ()
@@ -93,7 +93,7 @@ class Agreement:
         self._linger_until = 0.0
         self._book: Book = {terms.rank: list(listens)}
         self._clock = clock
-        self._control = connect(self._hear, self._meet)
+        self._control = connect(self._hear, self._introduce)
 
     # ---- at the start ----
 
@@ -140,7 +140,7 @@ class Agreement:
         """Sends READY to all, after filling in serial, epoch, seen and behind."""
         self._state = State.WAITING
         self._formation = None
-        self._tell_anew(ready)
+        self._renew_ready(ready)
         self._dial_missing()
         if len(self.members) < self._terms.world_size:
             self._control.catch_up()
@@ -241,14 +241,14 @@ class Agreement:
 
     # ---- sending ----
 
-    def _tell_anew(self, ready: Ready) -> None:
+    def _renew_ready(self, ready: Ready) -> None:
         self._serial += 1
         self._ready[self._terms.rank] = dataclasses.replace(
             ready, serial=self._serial, epoch=self.epoch, seen=self._seen, behind=self.behind
         )
         self._control.send_all(Kind.READY, self._mine())
 
-    def _tell(self, rank: int) -> None:
+    def _repeat_ready(self, rank: int) -> None:
         if self._state == State.WAITING:
             self._control.send(rank, Kind.READY, self._mine())
 
@@ -257,12 +257,12 @@ class Agreement:
 
     # ---- receiving ----
 
-    def _meet(self, rank: int) -> None:
+    def _introduce(self, rank: int) -> None:
         """Introduces this rank on a new connection and repeats its READY."""
         self._control.send(rank, Kind.INTRO, messages.pack_intro(self._process, self._book))
         if rank not in self.members:
             self._linger_until = self._clock() + _LINGER_S
-        self._tell(rank)
+        self._repeat_ready(rank)
 
     def _hear(self, rank: int, kind: Kind, payload: bytes) -> None:
         source, world = f"rank {rank}", self._terms.world_size
@@ -282,7 +282,7 @@ class Agreement:
             self._ready.pop(rank, None)
             self._counted.pop(rank, None)
         elif self._announced is not None and rank in self._announced.members:
-            self._make_up(rank, self._announced)
+            self._repeat_go(rank, self._announced)
         # A rank's word counts for its own addresses; for others' where none are known.
         for other, listens in intro.book.items():
             if other == rank or other not in self._book:
@@ -290,7 +290,7 @@ class Agreement:
             if self.behind and other != self._terms.rank:
                 self._control.dial(other, listens)
 
-    def _make_up(self, rank: int, go: Go) -> None:
+    def _repeat_go(self, rank: int, go: Go) -> None:
         """Repeats a GO that may have been lost with a rank's connection; if this rank has given
         it up since, counts the other rank's READY again instead."""
         if _serial_in(go, self._terms.rank) == self._serial:
@@ -312,7 +312,7 @@ class Agreement:
             self._formation.gave_up(ready.rank, ready.serial)
         mine = self._ready.get(self._terms.rank)
         if mine is not None and mine.at < ready.at - _AGE_MATTERS_S:
-            self._tell(ready.rank)  # so that it knows since when this rank waits
+            self._repeat_ready(ready.rank)  # so that it knows since when this rank waits
 
     def _hear_go(self, rank: int, go: Go) -> None:
         if self._formation is not None and go.epoch > self._formation.go.epoch:
@@ -331,7 +331,7 @@ class Agreement:
             self.behind = True
             self._count(go)
             if self._state == State.WAITING:
-                self._tell_anew(self._ready[self._terms.rank])
+                self._renew_ready(self._ready[self._terms.rank])
 
     def _accept(self, formation: Formation) -> None:
         self._state = State.AGREED

@@ -24,11 +24,11 @@ from typing import Protocol
 from ..bootstrap.acceptor import Acceptor
 from ..bootstrap.dialer import Dial, Target
 from ..bootstrap.handshake import Client, Server
+from ..bootstrap.handshake_params import Key, RefusedError, Role, Terms, duplicate, unexpected
 from ..bootstrap.join_failure import REFUSED
 from ..bootstrap.loop import READ, WRITE, Loop
 from ..bootstrap.same_user import vetting
 from ..bootstrap.sockets import end_when_silent, show, tune
-from ..bootstrap.terms import Key, RefusedError, Role, Terms, duplicate, unexpected
 from ..errors import BootstrapError
 from .decision import Silent
 from .messages import HEADER, Address, Kind, frame, most_bytes
@@ -39,7 +39,7 @@ _ENDED = (errno.ECONNRESET, errno.EPIPE)
 
 Hear = Callable[[int, Kind, bytes], None]
 """Takes a message: rank, kind, payload. A BootstrapError that it raises ends the connection."""
-Meet = Callable[[int], None]
+LinkMade = Callable[[int], None]
 """Called with each rank that a connection has been made to."""
 
 
@@ -83,12 +83,12 @@ class Control:
         listeners: Iterable[socket.socket],
         peer_timeout: float,
         hear: Hear,
-        meet: Meet,
+        link_made: LinkMade,
     ) -> None:
         self._rank, self._world = rank, world_size
         self._key, self._job = key, job
         self._peer_timeout = peer_timeout
-        self._hear, self._meet = hear, meet
+        self._hear, self._link_made = hear, link_made
         self._links: dict[int, list[_Link]] = {}
         self._ended: dict[int, tuple[float, bool]] = {}  # by rank: time; True: its process ended
         self._began = time.monotonic()
@@ -213,9 +213,9 @@ class Control:
         self._links.clear()
         self.loop.close()
 
-    def let_go(self) -> None:
-        """Closes a forked child's copies of the sockets; see Loop.let_go."""
-        self.loop.let_go()
+    def close_in_child(self) -> None:
+        """Closes a forked child's copies of the sockets; see Loop.close_in_child."""
+        self.loop.close_in_child()
 
     def _admit(self, claimed: Terms) -> RefusedError | None:
         if claimed.rail or claimed.lane:
@@ -233,7 +233,7 @@ class Control:
         for dial in self._dials.get(rank, ()):
             if not dial.shaking:  # else the other end may have this connection already
                 dial.stop()
-        self._meet(rank)
+        self._link_made(rank)
 
     # ---- called by its links ----
 
@@ -344,7 +344,7 @@ _alive: weakref.WeakSet[Control] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for control in list(_alive):
-        control.let_go()
+        control.close_in_child()
     _alive.clear()
 
 

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from ..bootstrap import mesh
+from ..bootstrap.handshake_params import Key, job_hash
 from ..bootstrap.join import Joined, join
 from ..bootstrap.launch import Identity, identify
 from ..bootstrap.secret import Secret, check_exposed, load
 from ..bootstrap.system import typed_errors
-from ..bootstrap.terms import Key, job_hash
 from ..communicator import Communicator
 from ..config import Config, names_arguments
 from ..errors import (
@@ -34,7 +34,7 @@ from ..errors import (
     ProtocolError,
     RingcommError,
 )
-from . import places
+from . import listening
 from .agreement import Agreement, Terms
 from .control import Control
 from .decision import NONE_YET, STARTED_AGAIN, Go, History, Ready
@@ -217,11 +217,11 @@ class Membership:
         """Starts a process that takes another's place: looks for any member."""
         secret = load(self._config)
         self._set_up(identity.rank, identity.world_size, min_peers, secret, identity.job)
-        asked = places.contacts(list(hosts) or [identity.master_addr or "localhost"])
+        asked = listening.contacts(list(hosts) or [identity.master_addr or "localhost"])
         check_exposed(asked, secret, self._config.insecure)
         others = (rank for rank in range(self.world_size) if rank != self.rank)
-        self._open(places.own_addresses(self._config, asked)).look_for(
-            {rank: places.candidates(asked, self._job, rank) for rank in others}
+        self._open(listening.own_addresses(self._config, asked)).look_for(
+            {rank: listening.candidates(asked, self._job, rank) for rank in others}
         )
 
     def _set_up(
@@ -234,7 +234,7 @@ class Membership:
     def _open(self, addresses: Sequence[str]) -> Agreement:
         insecure, job = self._config.insecure, job_hash(self._job)
         with typed_errors():
-            listeners = places.listen_on(addresses, self._job, self.rank, self._secret, insecure)
+            listeners = listening.listen_on(addresses, self._job, self.rank, self._secret, insecure)
         terms = Terms(
             self.rank, self.world_size, self._min_peers, self._grace_s, self._config.timeout
         )

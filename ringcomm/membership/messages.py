@@ -15,7 +15,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..bootstrap.blobs import MAX_BYTES, Record, pack
+from ..bootstrap.records import MAX_BYTES, Record, pack
 from ..errors import BootstrapError
 from .decision import Go, Ready
 

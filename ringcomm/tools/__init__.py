@@ -1,1 +1,1 @@
-"""The commands of ``python -m ringcomm``, one module each."""
+"""The commands of ``python -m ringcomm``, one module each; for others its ``main``."""

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from .. import callers, cuda, pipe
+from .. import callback_threads, cuda, pipe
 from ..devices import torch_stream
 from ..errors import RingcommError
 from ..work import Work
@@ -123,7 +123,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
                 part.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
             self._settle()
         self._follow_after()
-        if self._recorded and not callers.is_caller():
+        if self._recorded and not callback_threads.on_callback_thread():
             with contextlib.suppress(RuntimeError):  # the error is raised below
                 self._future.wait()  # ends the profiler's range
         if self._error is not None:
@@ -177,7 +177,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
                 self._future = _for_cpp()(self._future, halves)
         self._dropped_well = True
         if not self.is_completed():
-            callers.step_aside()  # a callback that asks for this may wait for it
+            callback_threads.about_to_block()  # a callback that asks for this may wait for it
         self._when_over(lambda: over.set_result(None))
         return self._future
 

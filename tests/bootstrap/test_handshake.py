@@ -16,8 +16,7 @@ from patience import PROMPT
 
 from ringcomm.bootstrap import handshake
 from ringcomm.bootstrap.handshake import Client, Server, run
-from ringcomm.bootstrap.secret import Secret
-from ringcomm.bootstrap.terms import (
+from ringcomm.bootstrap.handshake_params import (
     Key,
     Outcome,
     RefusedError,
@@ -27,6 +26,7 @@ from ringcomm.bootstrap.terms import (
     job_hash,
     unexpected,
 )
+from ringcomm.bootstrap.secret import Secret
 
 pytestmark = pytest.mark.usefixtures("no_leaked_fds")
 

@@ -7,7 +7,7 @@ import ipaddress
 
 import pytest
 
-from ringcomm.bootstrap import unpaired
+from ringcomm.bootstrap import port_warnings
 from ringcomm.bootstrap.rails import Endpoint, Pairing, Port, meet, number, pair_all, slowest
 from ringcomm.errors import ConfigError
 
@@ -98,8 +98,8 @@ def test_a_shared_subnet_beats_the_version() -> None:
 def missing(ports: list[list[Port]], rank: int, hosts: str = "abc") -> list[str]:
     """What rank's host says of its ports that lead nowhere."""
     numbers = [hosts.index(host) for host in hosts]
-    offered = unpaired.Offered(ports, hosts, numbers)
-    return unpaired.sentences(offered, rank, pair_all(ports)[rank])
+    offered = port_warnings.Offered(ports, hosts, numbers)
+    return port_warnings.sentences(offered, rank, pair_all(ports)[rank])
 
 
 def test_a_port_without_a_counterpart() -> None:

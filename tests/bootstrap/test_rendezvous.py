@@ -16,15 +16,15 @@ from bringup_world import Outcome, identity, run_ranks
 from patience import PATIENCE, PROMPT, until
 
 from ringcomm.bootstrap import hub, hub_client, meeting, rendezvous, rivals
-from ringcomm.bootstrap.blobs import MAX_BYTES
 from ringcomm.bootstrap.handshake import Server
+from ringcomm.bootstrap.handshake_params import Key, Role, Terms, job_hash
 from ringcomm.bootstrap.hub import HEADER
 from ringcomm.bootstrap.join_failure import JoinError
 from ringcomm.bootstrap.launch import Identity
+from ringcomm.bootstrap.records import MAX_BYTES
 from ringcomm.bootstrap.rendezvous import open_tcp
 from ringcomm.bootstrap.secret import Secret
 from ringcomm.bootstrap.sockets import peer_of
-from ringcomm.bootstrap.terms import Key, Role, Terms, job_hash
 from ringcomm.config import Config
 from ringcomm.errors import AuthenticationError, BootstrapError, ConfigError
 

@@ -14,8 +14,8 @@ import pytest
 from patience import PROMPT, until
 
 from ringcomm.bootstrap import netlink, same_user
+from ringcomm.bootstrap.handshake_params import Key, Outcome, job_hash
 from ringcomm.bootstrap.netlink import TcpSocket
-from ringcomm.bootstrap.terms import Key, Outcome, job_hash
 
 pytestmark = pytest.mark.usefixtures("no_leaked_fds")
 

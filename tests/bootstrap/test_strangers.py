@@ -27,10 +27,10 @@ from ringcomm.bootstrap.acceptor import (
 )
 from ringcomm.bootstrap.dialer import Dial, Target
 from ringcomm.bootstrap.handshake import Client, Server, run
+from ringcomm.bootstrap.handshake_params import Key, RefusedError, Role, Terms, job_hash
 from ringcomm.bootstrap.loop import Loop
 from ringcomm.bootstrap.rendezvous import open_tcp
 from ringcomm.bootstrap.strangers import StrangerLog
-from ringcomm.bootstrap.terms import Key, RefusedError, Role, Terms, job_hash
 from ringcomm.config import Config
 
 pytestmark = pytest.mark.usefixtures("no_leaked_fds")

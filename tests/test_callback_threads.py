@@ -1,5 +1,5 @@
-"""The threads that call back (callers.py): in order, one at a time, and others where one waits or
-takes long.
+"""The threads that call back (callback_threads.py): in order, one at a time, and others where one
+waits or takes long.
 
 A source of the test stands for the core: a queue of what is over.
 """
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from patience import PATIENCE, until
 
-from ringcomm import callers
-from ringcomm.callers import Callers
+from ringcomm import callback_threads
+from ringcomm.callback_threads import CallbackThreads
 
 
 class Queue:
@@ -52,9 +52,9 @@ def queue() -> Queue:
 
 
 @pytest.fixture
-def made(queue: Queue) -> Iterator[Callers]:
+def made(queue: Queue) -> Iterator[CallbackThreads]:
     """Its threads must be gone after the test."""
-    made = Callers("test-callers", queue)
+    made = CallbackThreads("test-callers", queue)
     made.start()
     yield made
     ended = threading.Event()
@@ -90,7 +90,7 @@ def test_callbacks_wait_for_each_other(queue: Queue, says_so: bool) -> None:
     def call(number: int) -> None:
         began.append(number)
         if says_so:
-            callers.step_aside()
+            callback_threads.about_to_block()
         outcome.append(told[number + 1].wait(PATIENCE))
         told[number].set()
 
@@ -98,7 +98,7 @@ def test_callbacks_wait_for_each_other(queue: Queue, says_so: bool) -> None:
     assert told[0].wait(PATIENCE)
     assert all(outcome)
     assert began == list(range(12))
-    assert until(lambda: len(threads()) <= callers._SPARE + 2)
+    assert until(lambda: len(threads()) <= callback_threads._MOST_STANDBY + 2)
 
 
 @pytest.mark.usefixtures("made")
@@ -114,22 +114,26 @@ def test_one_that_takes_long_holds_nothing_up(queue: Queue) -> None:
 
 @pytest.mark.usefixtures("made")
 def test_nothing_wakes_up_while_there_is_nothing_to_call(
-    queue: Queue, made: Callers, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, made: CallbackThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = threading.Event()
     for _ in range(3):  # also after callbacks that were watched
-        queue.put(lambda: time.sleep(3 * callers.LATE_S), called.set)
+        queue.put(lambda: time.sleep(3 * callback_threads.LATE_S), called.set)
         assert called.wait(PATIENCE)
         called.clear()
     looked = []
     monkeypatch.setattr(made, "_is_free", lambda: looked.append(1))
-    time.sleep(100 * callers.LATE_S)
+    time.sleep(100 * callback_threads.LATE_S)
     assert len(looked) < 10  # what was told of the last callback; not one every LATE_S
 
 
 def test_stopped_by_a_callback(queue: Queue) -> None:
     """What was over by then is still called back, also beside one that waits."""
-    made, ended, called = Callers("test-callers", queue), threading.Event(), threading.Event()
+    made, ended, called = (
+        CallbackThreads("test-callers", queue),
+        threading.Event(),
+        threading.Event(),
+    )
     queue.put(lambda: (called.wait(PATIENCE), None)[1], lambda: made.stop(ended.set), called.set)
     made.start()
     assert ended.wait(PATIENCE)
@@ -145,6 +149,6 @@ def test_an_exception_stops_nothing(queue: Queue, caplog: pytest.LogCaptureFixtu
     assert "a callback of a finished collective raised" in caplog.text
 
 
-def test_others_have_nothing_to_step_aside_for() -> None:
-    assert not callers.is_caller()
-    callers.step_aside()
+def test_other_threads_may_announce_that_they_block() -> None:
+    assert not callback_threads.on_callback_thread()
+    callback_threads.about_to_block()

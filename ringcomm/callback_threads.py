@@ -1,10 +1,10 @@
 """Threads that call back when a work is over.
 
 One of them leads: it takes finished works from the core, in order, and calls back. A stand-by
-thread takes over from a leader whose callback announces that it is about to wait (``step_aside``),
-as this package does where it waits and where a Future is asked for, or whose callback has not
-returned after LATE_S, since it may wait for another callback. The former leader stands by once its
-callback returns.
+thread takes over from a leader whose callback announces that it may wait (``about_to_block``), as
+this package does where it waits and where a Future is asked for, or whose callback has not returned
+after LATE_S, since it may wait for another callback. The former leader stands by once its callback
+returns.
 
     leader     take, call, take, call - - - (waits) - - - - - returns: stands by
     stand-by   - - - - - - - - - - - - - leads: take, call, take, call
@@ -25,11 +25,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 LATE_S = 0.01
-_SPARE = 4  # stand-by threads that are kept
+_MOST_STANDBY = 4  # stand-by threads that are kept
 _TAKE_MS = 60_000
 _log = logging.getLogger("ringcomm")
 _here = threading.local()
-#: True once a thread was started; a cheap check before step_aside() and the like.
+#: True once a thread was started; a cheap check before about_to_block() and the like.
 are_running = False
 
 
@@ -44,19 +44,19 @@ class Source(Protocol):
         """Ends the current or next ``take``."""
 
 
-def is_caller() -> bool:
+def on_callback_thread() -> bool:
     """True on a thread that calls back."""
-    return getattr(_here, "callers", None) is not None
+    return getattr(_here, "threads", None) is not None
 
 
-def step_aside() -> None:
+def about_to_block() -> None:
     """Announces that the callback on this thread, if there is one, may wait; another leads."""
-    callers: Callers | None = getattr(_here, "callers", None)
-    if callers is not None:
-        callers.relieve()
+    threads: CallbackThreads | None = getattr(_here, "threads", None)
+    if threads is not None:
+        threads.replace_leader()
 
 
-class Callers:
+class CallbackThreads:
     """Threads of one source, started when the first callback is registered.
 
     Args:
@@ -70,12 +70,12 @@ class Callers:
         self._lock = threading.RLock()  # guards all below; a signal handler may call within a call
         self._changed = threading.Condition(self._lock)
         self._threads: set[threading.Thread] = set()
-        self._spare = 0  # threads that stand by, or are about to
+        self._standby_count = 0  # threads that stand by, or are about to
         self._watched = False  # a stand-by thread measures how long the leader's callback takes
         self._leader: threading.Thread | None = None
         self._calling = False  # the leader is in a callback
         self._began = 0.0  # when the callback began
-        self._relieved = False  # another thread may lead before the callback returns
+        self._replaced = False  # another thread may lead before the callback returns
         self._stopping = False
         self._ended = False  # stopping, and no work is left to take
         self._at_end: Callable[[], None] | None = None
@@ -88,12 +88,12 @@ class Callers:
             if not self._threads:
                 self._add_thread()
 
-    def relieve(self) -> None:
+    def replace_leader(self) -> None:
         """Lets another thread lead, if this one does."""
         with self._lock:
-            if self._leader is not threading.current_thread() or self._relieved:
+            if self._leader is not threading.current_thread() or self._replaced:
                 return
-            self._relieved = True
+            self._replaced = True
             self._changed.notify()
 
     def stop(self, at_end: Callable[[], None]) -> None:
@@ -117,12 +117,12 @@ class Callers:
         """Starts a thread that stands by. Called under the lock."""
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._threads.add(thread)
-        self._spare += 1
+        self._standby_count += 1
         try:
             thread.start()
         except BaseException:  # at the interpreter's end no thread can start
             self._threads.discard(thread)
-            self._spare -= 1
+            self._standby_count -= 1
             raise
 
     def _any_thread(self) -> threading.Thread | None:
@@ -130,14 +130,14 @@ class Callers:
             return next(iter(self._threads), None)
 
     def _run(self) -> None:
-        _here.callers = self
+        _here.threads = self
         me = threading.current_thread()
         while self._stand_by(me):
             self._lead(me)
             with self._lock:
-                if self._spare >= _SPARE:
+                if self._standby_count >= _MOST_STANDBY:
                     break
-                self._spare += 1
+                self._standby_count += 1
         with self._lock:
             self._threads.discard(me)
             at_end = None if self._threads else self._at_end
@@ -153,8 +153,8 @@ class Callers:
                     self._watched = watches = False
                 if self._is_free():
                     self._leader = me
-                    self._calling = self._relieved = False
-                    self._spare -= 1
+                    self._calling = self._replaced = False
+                    self._standby_count -= 1
                     return True
                 if self._calling and not self._watched:
                     self._watched = watches = True
@@ -166,10 +166,10 @@ class Callers:
         if self._leader is None:
             return True
         late = time.monotonic() - self._began >= LATE_S
-        return self._calling and (self._relieved or self._stopping or late)
+        return self._calling and (self._replaced or self._stopping or late)
 
     def _lead(self, me: threading.Thread) -> None:
-        """Takes works and calls back until this thread is relieved, or no work is left."""
+        """Takes works and calls back until another thread leads, or no work is left."""
         while self._leader is me:
             stopping = self._stopping  # read first, so that works over by then are still taken
             call = self._source.take(0 if stopping else _TAKE_MS)
@@ -185,7 +185,7 @@ class Callers:
     def _call(self, me: threading.Thread, call: Callable[[], None]) -> None:
         with self._lock:
             self._began, self._calling = time.monotonic(), True
-            if self._spare == 0:
+            if self._standby_count == 0:
                 with contextlib.suppress(RuntimeError):
                     self._add_thread()
             elif not self._watched:
@@ -196,4 +196,4 @@ class Callers:
             _log.exception("a callback of a finished collective raised")
         with self._lock:
             if self._leader is me:
-                self._calling = self._relieved = False
+                self._calling = self._replaced = False

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ..errors import BootstrapError, ConfigError, RingcommError
-from .blobs import Record, pack
 from .rails import Endpoint, Port
+from .records import Record, pack
 from .rendezvous import Exchange
 
 MAX_PORTS = 16
