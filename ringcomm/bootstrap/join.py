@@ -80,7 +80,9 @@ def join_through_store(
         exchange = StoreExchange(store, rank, world_size)
         if world_size > 1:
             exchange.allgather(b"", time.monotonic() + patience)
-        joined = mesh.join(_identity(rank, world_size, "torch", job), config, secret, exchange)
+        joined = mesh.join(
+            Identity(rank, world_size, launcher="torch", job=job), config, secret, exchange
+        )
     return Joined(joined, config, secret, job)
 
 
@@ -93,20 +95,7 @@ def _mpi_identity(mpi: Any) -> Identity:
         raise ConfigError(
             f"mpi= takes a communicator that this process belongs to: {error}"
         ) from error
-    return _identity(rank, world_size, "mpi4py", "mpi4py")
-
-
-def _identity(rank: int, world_size: int, launcher: str, job: str) -> Identity:
-    return Identity(
-        rank=rank,
-        world_size=world_size,
-        local_rank=None,
-        local_world_size=None,
-        master_addr="",
-        master_ports=(),
-        launcher=launcher,
-        job=job,
-    )
+    return Identity(rank, world_size, launcher="mpi4py", job="mpi4py")
 
 
 def _carrier(identity: Identity, mpi: Any, store: Any) -> Exchange | None:
@@ -139,7 +128,8 @@ def regroup(
         exchange.close()
         return None
     job = f"{parent.job}/{number}:{','.join(map(str, members))}"
-    identity = _identity(list(members).index(parent.mesh.rank), len(members), "split", job)
+    rank = list(members).index(parent.mesh.rank)
+    identity = Identity(rank, len(members), launcher="split", job=job)
     with typed_errors():
         joined = mesh.join(identity, config, parent.secret, exchange, epoch)
     busy = max(joined.ranks_on_machine, parent.mesh.ranks_on_machine)  # counts other groups, too

@@ -37,15 +37,15 @@ class Identity:
 
     rank: int
     world_size: int
-    local_rank: int | None
+    local_rank: int | None = None
     """Number of this rank on its host as the launcher counts it; None: not given."""
-    local_world_size: int | None
-    master_addr: str
-    """Name or address at which rank 0 listens for the rendezvous; empty in a world of one."""
-    master_ports: tuple[int, ...]
+    local_world_size: int | None = None
+    master_addr: str = ""
+    """Name or address at which rank 0 listens for our own rendezvous; empty without one."""
+    master_ports: tuple[int, ...] = ()
     """Ports of the rendezvous in order of preference; a single one is used or the join fails."""
-    launcher: str
-    job: str
+    launcher: str = ""
+    job: str = ""
     """Name of the job, equal on all its ranks; other jobs differ if the launcher names them."""
 
     @property

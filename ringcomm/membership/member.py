@@ -306,16 +306,8 @@ class Membership:
         seconds = min(self._config.connect_timeout, max(self._grace_s, _LEAST_FORMING_S))
         settings = self._config.replaced(connect_timeout=seconds)
         job = f"{self._job}, epoch {go.epoch}"
-        identity = Identity(
-            rank=go.members.index(self.rank),
-            world_size=len(go.members),
-            local_rank=None,
-            local_world_size=None,
-            master_addr="",
-            master_ports=(),
-            launcher="membership",
-            job=job,
-        )
+        rank = go.members.index(self.rank)
+        identity = Identity(rank, len(go.members), launcher="membership", job=job)
         with typed_errors():
             made = mesh.join(identity, settings, self._secret, formation, go.epoch)
         self._comm = Communicator(Joined(made, self._config, self._secret, job, go.epoch))
