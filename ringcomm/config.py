@@ -80,6 +80,7 @@ class _Found:
     source: str
 
 
+_warned: set[str] = set()  # unknown variables
 _FIELDS: dict[str, Any] = {}
 """Fields of Config and their defaults."""
 
@@ -226,7 +227,10 @@ class Config:
         object.__setattr__(self, "_sources", sources)
         if sources:
             set_up_logging(os.environ)
-            _warn_of_unknown(os.environ)
+            for name, sentence in unknown_variables(os.environ).items():
+                if name not in _warned:  # once for each in a process
+                    _warned.add(name)
+                    _log.warning("%s", sentence)
         try:
             self._check()
         except ConfigError as error:
@@ -365,17 +369,6 @@ def unknown_variables(env: Mapping[str, str]) -> dict[str, str]:
         for name in sorted(wrong)
         if name not in gone
     }
-
-
-_warned: set[str] = set()
-
-
-def _warn_of_unknown(env: Mapping[str, str]) -> None:
-    """Warns of unknown RINGCOMM_ variables, once for each in a process."""
-    for name, sentence in unknown_variables(env).items():
-        if name not in _warned:
-            _warned.add(name)
-            _log.warning("%s", sentence)
 
 
 def _look_up(field: str, env: Mapping[str, str]) -> _Found:

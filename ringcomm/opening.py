@@ -15,7 +15,7 @@ from .bootstrap.mesh import Mesh
 from .config import ALGORITHMS, Config
 
 _SPIN_US = 50  # two scheduler delays, which a spin saves
-_CROWDED_SPIN_US = 500  # several turns of the other ranks on the same core
+_OVERSUBSCRIBED_SPIN_US = 500  # several turns of the other ranks on the same core
 _SEGMENT = 256 << 10
 _ONE_HOST_SEGMENT = 1 << 20
 # bytes per second that one thread carries each way: docs/decisions/42-second-sending-thread.md
@@ -37,10 +37,9 @@ def open_handle(mesh: Mesh, config: Config, epoch: int, engine: Any) -> Any:
     settings.algorithm = ALGORITHMS[config.algorithm]
     settings.link_mbit = mesh.link_mbit
     cores = len(os.sched_getaffinity(0))
-    crowded = mesh.ranks_on_machine > cores
-    settings.crowded = crowded
+    settings.crowded = mesh.ranks_on_machine > cores
     settings.threads = config.threads or choose_threads(mesh, cores)
-    default = _CROWDED_SPIN_US if crowded else _SPIN_US
+    default = _OVERSUBSCRIBED_SPIN_US if settings.crowded else _SPIN_US
     settings.spin_us = default if config.spin_us < 0 else config.spin_us
     out = ffi.new("rc_comm **")
     check(lib.rc_comm_create(out, engine, settings), "open")

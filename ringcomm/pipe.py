@@ -178,7 +178,10 @@ class Pipe:
             lib.rc_pipe_stop(self._handle)
             lib.rc_pipe_free(self._handle)
             self._handle = _make_pipe(comm, device, last)
-        _say_once(device, text(lib.rc_pipe_without_kernels(self._handle)))
+        reason = text(lib.rc_pipe_without_kernels(self._handle))
+        if reason and device not in _logged_gpus:
+            _logged_gpus.add(device)
+            _log.warning("the CPU compresses the tensors of GPU %d: %s", device, reason)
         self._free = weakref.finalize(self, lib.rc_pipe_free, self._handle)
         self._free.atexit = False
         self._works: dict[int, DeviceWork] = {}
@@ -277,12 +280,6 @@ def _ptx() -> tuple[bytes, str]:
     """Returns the PTX text and its digest, by which setup.py names the machine code."""
     ptx = resources.files(__package__).joinpath("kernels.ptx").read_bytes()
     return ptx, hashlib.sha256(ptx).hexdigest()[:16]
-
-
-def _say_once(device: int, without_kernels: str) -> None:
-    if without_kernels and device not in _logged_gpus:
-        _logged_gpus.add(device)
-        _log.warning("the CPU compresses the tensors of GPU %d: %s", device, without_kernels)
 
 
 def _number(flight: Any) -> int:

@@ -148,13 +148,6 @@ _files: dict[str, _File] = {}
 _opening = threading.Lock()
 
 
-def _file_of(setting: str, rank: int) -> _File:
-    with _opening:
-        if setting not in _files:
-            _files[setting] = _File(setting, rank)
-        return _files[setting]
-
-
 def _after_fork() -> None:
     global _opening
     _opening = threading.Lock()
@@ -180,7 +173,10 @@ class Timeline:
     def __init__(
         self, setting: str, rank: int, host: str, about: str, rails: Sequence[str]
     ) -> None:
-        self._file = _file_of(setting, rank)
+        with _opening:
+            if setting not in _files:
+                _files[setting] = _File(setting, rank)
+            self._file = _files[setting]
         self._file.use()
         self._rails = [f"{number} {name}" for number, name in enumerate(rails)]
         self._category = about

@@ -6,9 +6,9 @@
 
 Invariants: the hub reads only from members that passed the handshake; a message to the hub is at
 most 64 KiB; the bring-up ends for all at the earliest deadline of any, and then, or as soon as a
-member leaves, the hub sends all members the missing ranks, so that all raise the same table; no
-threads, the
-hub works only inside rank 0's allgather(). The listeners close once all members are in.
+member leaves, the hub sends all members the missing ranks, so that all raise the same table. There
+are no threads: the hub works only inside rank 0's allgather(). The listeners close once all members
+are in.
 """
 
 from __future__ import annotations

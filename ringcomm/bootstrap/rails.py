@@ -62,7 +62,9 @@ def number(ports_by_rank: Sequence[Sequence[Port]]) -> list[list[int]]:
     for ports in ports_by_rank:
         taken: list[int] = []
         for port in ports:
-            fitting = (r for r, seen in enumerate(rails) if r not in taken and _on(port, seen))
+            fitting = (
+                r for r, seen in enumerate(rails) if r not in taken and _shares_subnet(port, seen)
+            )
             rail = next(fitting, len(rails))
             if rail == len(rails):
                 rails.append([])
@@ -150,7 +152,7 @@ def meet_on_link(ours: Port, theirs: Port) -> tuple[Endpoint, Endpoint] | None:
     return (ours.link_local, theirs.link_local) if may else None
 
 
-def _on(port: Port, seen: Sequence[Address]) -> bool:
+def _shares_subnet(port: Port, seen: Sequence[Address]) -> bool:
     return any(_same_subnet(e.address, address) for e in port.endpoints for address in seen)
 
 

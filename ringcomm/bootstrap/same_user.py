@@ -17,7 +17,6 @@ from collections.abc import Callable
 
 from . import netlink
 from .handshake_params import Key, Outcome, RefusedError, other_user
-from .netlink import TcpSocket
 from .system import OUT_OF_RESOURCES, describe
 
 _ESTABLISHED = 1
@@ -47,7 +46,8 @@ def refusal(sock: socket.socket) -> RefusedError | None:
         return _gone()
     if found.uid != ours:
         return other_user(f"the other end belongs to user {found.uid}, not to user {ours}")
-    if not _is_known(found):
+    # This number stands for all users whom this user namespace does not know.
+    if found.uid == _read_number("/proc/sys/kernel/overflowuid", 65534) and not _knows_everyone():
         return other_user(
             f"both ends belong to user {ours}, which in this user namespace stands for everyone "
             "whom it has no number for (unshare --map-current-user gives one)"
@@ -57,11 +57,6 @@ def refusal(sock: socket.socket) -> RefusedError | None:
 
 def _gone() -> RefusedError:
     return RefusedError("closed by the other end", outcome=Outcome.CLOSED)
-
-
-def _is_known(found: TcpSocket) -> bool:
-    """False if the owner's number stands for all users that this user namespace does not know."""
-    return found.uid != _read_number("/proc/sys/kernel/overflowuid", 65534) or _knows_everyone()
 
 
 def _knows_everyone() -> bool:

@@ -213,10 +213,6 @@ class Control:
         self._links.clear()
         self.loop.close()
 
-    def close_in_child(self) -> None:
-        """Closes a forked child's copies of the sockets; see Loop.close_in_child."""
-        self.loop.close_in_child()
-
     def _admit(self, claimed: Terms) -> RefusedError | None:
         if claimed.rail or claimed.lane:
             return unexpected(claimed)
@@ -344,7 +340,7 @@ _alive: weakref.WeakSet[Control] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for control in list(_alive):
-        control.close_in_child()
+        control.loop.close_in_child()
     _alive.clear()
 
 

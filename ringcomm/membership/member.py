@@ -112,7 +112,7 @@ class Membership:
         store: Any = None,
     ) -> None:
         self._grace_s = checked_grace(grace_s)
-        self._config = _fitted(Config() if config is None else config, self._grace_s)
+        self._config = _with_peer_timeout(Config() if config is None else config, self._grace_s)
         self._is_closed = False
         self._comm: Communicator | None = None
         self._agreement: Agreement | None = None
@@ -255,7 +255,7 @@ class Membership:
             return Round(number, (0,), (), (), 0, False, (self._token,))
         agreement.catch_up()
         began = time.monotonic()
-        broken = self._broken()
+        broken = self._communicator_error()
         blames = {*self._blamed_by(error, self.members), *self._blamed_by(broken, self.members)}
         while True:
             is_well = error is None and broken is None and self._comm is not None
@@ -328,7 +328,7 @@ class Membership:
         epoch = self._agreement.epoch if self._agreement is not None else 0
         self._history = (epoch, self._number)
 
-    def _broken(self) -> RingcommError | None:
+    def _communicator_error(self) -> RingcommError | None:
         """Returns the error of the communicator, if it has failed meanwhile."""
         try:
             return None if self._comm is None else self._comm.failure()
@@ -348,7 +348,7 @@ class Membership:
             raise NotInitializedError("the membership is closed")
 
 
-def _fitted(config: Config, grace_s: float) -> Config:
+def _with_peer_timeout(config: Config, grace_s: float) -> Config:
     """Sets peer_timeout to the grace time, so that a member that is silent for it is lost."""
     if not isinstance(config, Config):
         raise ConfigError(f"config={config!r}: give a ringcomm.Config, as Config(lanes=2)")
