@@ -257,7 +257,7 @@ class Server:
         stranger = self._vet() if self._vet is not None else None
         if stranger is not None and stranger.outcome == Outcome.OTHER_USER:
             return self._refuse_early(stranger)
-        if stranger is not None:  # the client has gone, or its user cannot be told now
+        if stranger is not None:  # the client has gone, or its user cannot be found out now
             raise stranger
         self._challenge = self._make_challenge(Outcome.OK)
         self.want = _PROOF_BYTES

@@ -5,10 +5,10 @@
                           |  +------- say_ready: it failed ------+
                           +-- too few --> APART
 
-Invariants: a GO counts only if its epoch is new (or goes on) and it counts this rank's latest
-READY; a rank that learns of a newer formation without itself is behind, and decides nothing until
-it is a member again; a READY is counted by one GO only. Nothing here knows of communicators, nor
-makes a connection or reads a clock that it was not given.
+Invariants: a GO counts only if its epoch is new or the present one, and it counts this rank's
+latest READY; a rank that learns of a newer formation without itself is behind, and decides nothing
+until it is a member again; a READY is counted by one GO only. Nothing here knows of communicators,
+nor makes a connection or reads a clock that it was not given.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class Agreement:
         missing = {rank for rank in missing if not self._control.is_linked(rank)}
         if missing:
             troubles = self._control.troubles()
-            told = "; ".join(f"rank {r}: {troubles.get(r, 'it did not connect')}" for r in missing)
-            raise BootstrapError(f"no control connection within {patience:g} s: {told}")
+            why = "; ".join(f"rank {r}: {troubles.get(r, 'it did not connect')}" for r in missing)
+            raise BootstrapError(f"no control connection within {patience:g} s: {why}")
 
     def look_for(self, candidates: Mapping[int, Iterable[Address]]) -> None:
         """Dials ranks at these addresses whenever this rank waits."""

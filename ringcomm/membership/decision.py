@@ -1,8 +1,8 @@
 """Decides the members of a round from the knowledge of one rank. Pure: no socket, no clock.
 
-Each rank that is ready has told all others, so each knows the same but for the time that a message
-takes. The lowest ready rank of the newest formation decides. If it does not act, because it was
-paused after its READY, the next one decides TAKEOVER_S later, and leaves it out.
+Each rank that is ready has sent READY to all others, so each knows the same but for the time that a
+message takes. The lowest ready rank of the newest formation decides. If it does not act, because it
+was paused after its READY, the next one decides TAKEOVER_S later, and leaves it out.
 
     ready      a rank that waits in begin_round or lost
     awaited    a member of the formation that is not ready, and may still come
