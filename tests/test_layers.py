@@ -185,17 +185,6 @@ def module_parts(path: Path) -> tuple[str, ...]:
     return path.relative_to(ROOT / "ringcomm").with_suffix("").parts
 
 
-def checked_only_by_types(tree: ast.Module) -> set[ast.AST]:
-    """Nodes under `if TYPE_CHECKING`, which never run."""
-    return {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for statement in node.body
-        for inner in ast.walk(statement)
-    }
-
-
 def absolute(path: Path, node: ast.ImportFrom) -> tuple[str, ...]:
     """The module that `from ... import` names, in parts from the top."""
     named = tuple(node.module.split(".")) if node.module else ()
@@ -206,12 +195,8 @@ def absolute(path: Path, node: ast.ImportFrom) -> tuple[str, ...]:
 
 
 def imports(path: Path) -> Iterator[tuple[str, ...]]:
-    """Every module that a file imports, wherever in it, as far as it can be a module."""
-    tree = ast.parse(path.read_text())
-    skipped = checked_only_by_types(tree)
-    for node in ast.walk(tree):
-        if node in skipped:
-            continue
+    """Every module that a file imports, also late or for types, as far as it can be a module."""
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (tuple(alias.name.split(".")) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
