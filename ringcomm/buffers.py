@@ -278,7 +278,7 @@ def _dtype_name(dtype: np.dtype[Any]) -> str | None:
     return NUMPY_NAMES.get(dtype.name) if dtype.isnative else None
 
 
-def said(dtype: np.dtype[Any]) -> str:
+def shown_dtype(dtype: np.dtype[Any]) -> str:
     """Returns the name of a numpy dtype for messages."""
     other = "big" if sys.byteorder == "little" else "little"
     native = dtype.names or not dtype.itemsize or dtype.isnative
@@ -288,7 +288,7 @@ def said(dtype: np.dtype[Any]) -> str:
 def _numpy_view(obj: Any, array: np.ndarray[Any, Any], writable: bool) -> View:
     dtype = _dtype_name(array.dtype)
     if dtype is None:
-        raise unsupported(said(array.dtype))
+        raise unsupported(shown_dtype(array.dtype))
     if writable and array is not obj and isinstance(obj, np.generic):
         raise TensorError(
             f"{class_name(obj)} is a number, which the result cannot be written to; pass "

@@ -254,7 +254,7 @@ def _dtype_of(obj: Any, about: dict[str, Any]) -> str:
     name = str(getattr(obj, "dtype", ""))
     if not name.endswith("bfloat16"):  # the interface has no name for bfloat16
         found = np.dtype(about["typestr"])
-        name = buffers.said(found)
+        name = buffers.shown_dtype(found)
     dtype = NUMPY_NAMES.get(name.rpartition(".")[2])
     if dtype is None:
         raise buffers.unsupported(name)

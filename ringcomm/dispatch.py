@@ -160,7 +160,7 @@ class Shortcut:
             known = self._templates.get((dtype, kind))
         except TypeError:  # an op or compression that is not hashable, and so no name
             return False
-        call = (known or self._remember(tensor, dtype, kind))[0]
+        call = (known or self._make_template(tensor, dtype, kind))[0]
         if comm._pipe is not None:
             comm._pipe.drain()
         try:
@@ -197,7 +197,9 @@ class Shortcut:
             return None
         dtype, address, count, keep = memory
         kind = (_ALLREDUCE, op, compression, 0)
-        template, name = self._templates.get((dtype, kind)) or self._remember(tensor, dtype, kind)
+        template, name = self._templates.get((dtype, kind)) or self._make_template(
+            tensor, dtype, kind
+        )
         call = ffi.new(_CALL, template[0])
         call.count = count
         call.src = call.dst = address
@@ -220,7 +222,7 @@ class Shortcut:
             comm._reap_finished_works()
         return work
 
-    def _remember(self, tensor: Any, dtype: Any, kind: Kind) -> tuple[Any, str]:
+    def _make_template(self, tensor: Any, dtype: Any, kind: Kind) -> tuple[Any, str]:
         collective, op, compression, root = kind
         comm, src = self._comm, None if tensor is None else view(tensor, writable=True)
         count = src.count if src else 0

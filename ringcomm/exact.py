@@ -105,7 +105,7 @@ def as_own(state: Mapping[str, Any], place: Place, name: str) -> Mapping[str, An
 
 def _emptied(state: Any, place: Place) -> Any:
     """Returns a copy of a state without residuals, for this place; leaves an invalid state as it
-    is, for ``read`` to refuse."""
+    is, for ``read_exact`` to refuse."""
     if not isinstance(state, Mapping):
         return state
     empty = {**state, "exact": dict(place)}
@@ -133,7 +133,7 @@ def without_exact(state_dict: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-def read(state: Mapping[str, Any], place: Place, name: str) -> ExactState:
+def read_exact(state: Mapping[str, Any], place: Place, name: str) -> ExactState:
     """Reads the saved state of one tensor for this place. Raises ConfigError if it is invalid."""
     wrong = ConfigError(f"{name}: this is no state_dict() of an ErrorFeedback")
     if state["exact"] != dict(place):

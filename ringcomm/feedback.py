@@ -28,7 +28,7 @@ from .api import default_communicator
 from .codecs import BLOCK
 from .communicator import Communicator
 from .errors import ConfigError, MismatchError, naming
-from .exact import ExactState, Place, as_callers, as_own, is_exact, read, without_exact
+from .exact import ExactState, Place, as_callers, as_own, is_exact, read_exact, without_exact
 from .residuals import Floats, Residuals, require_scale
 
 _FORMAT = 1
@@ -291,7 +291,7 @@ def _place(comm: Communicator) -> Place:
 def _read(state: object, name: str, comm: Communicator) -> _State | ExactState:
     if isinstance(state, Mapping) and is_exact(state):
         _require_format(state, name)
-        return read(state, _place(comm), name)
+        return read_exact(state, _place(comm), name)
     if not isinstance(state, Mapping) or not {"worker", "owner", "op"} <= set(state):
         raise ConfigError(
             f"{name}: this is no state of an ErrorFeedback: it must have 'worker', 'owner' and 'op'"

@@ -135,7 +135,7 @@ class DeviceWork(Work):
         handle = self.slot[0]
         return int(lib.rc_flight_wait(handle, timeout_ms)) if handle else AGAIN
 
-    def _settle(self, result: int) -> Any:
+    def _return_or_raise(self, result: int) -> Any:
         """Raises the error of a flight that is over, or makes the streams wait for its result."""
         if result != OK:
             raise self._make_error(result) if self._error is None else self._error

@@ -154,7 +154,7 @@ class SparseExchange:
         self._require_idle()
         before, self.comm = self.comm, comm
         self._undoable = None
-        start, owner = self._way.left()
+        start, owner = self._way.owner_residual()
         self._way = self._way_of(comm)
         if (before.rank, before.world_size) == (comm.rank, comm.world_size):
             self._way.load_exact(self._residual, owner, start)
@@ -202,7 +202,7 @@ class SparseExchange:
         Raises ConfigError while a round is in flight.
         """
         self._require_idle()
-        start, owner = self._way.left()
+        start, owner = self._way.owner_residual()
         return {
             "format": _STATE,
             "count": self.count,
@@ -225,7 +225,7 @@ class SparseExchange:
             RingcommError: as ``allreduce``.
         """
         self._require_idle()
-        start, owner = self._way.left()
+        start, owner = self._way.owner_residual()
         whole = np.zeros(self.count, np.float32)
         whole[start : start + len(owner)] = owner
         sizes = self.comm.allgather(np.array([self.count]))
@@ -365,7 +365,7 @@ class _Gather:
     def swap(self) -> None:
         """Does nothing: there are no owner residuals."""
 
-    def left(self) -> tuple[int, Floats]:
+    def owner_residual(self) -> tuple[int, Floats]:
         return 0, np.zeros(0, np.float32)
 
     def load(self, worker: Floats, owner: Floats) -> None:
@@ -442,7 +442,7 @@ class _Owner:
         """Swaps the owner's residuals of before and after a round."""
         self._residual, self._next = self._next, self._residual
 
-    def left(self) -> tuple[int, Floats]:
+    def owner_residual(self) -> tuple[int, Floats]:
         return self._start, self._residual
 
     def load(self, worker: Floats, owner: Floats) -> None:

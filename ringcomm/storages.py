@@ -39,12 +39,12 @@ def guard(torch: Any) -> None:
     storage, tensor = torch.UntypedStorage, torch.Tensor
     for kind, names in ((storage, ("resize_", *_TO_SHARED)), (tensor, ("resize_", "resize_as_"))):
         for name in names:
-            setattr(kind, name, _asking(getattr(kind, name)))
+            setattr(kind, name, _checked(getattr(kind, name)))
 
 
-def _asking(move: Callable[..., Any]) -> Callable[..., Any]:
+def _checked(move: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(move)
-    def ask_first(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def check_first(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             storage = self.untyped_storage() if hasattr(self, "untyped_storage") else self
             stays = move.__name__ in _TO_SHARED and storage.is_shared()
@@ -58,4 +58,4 @@ def _asking(move: Callable[..., Any]) -> Callable[..., Any]:
             )
         return move(self, *args, **kwargs)
 
-    return ask_first
+    return check_first

@@ -155,7 +155,7 @@ class Work:
                 left = int(max(0.0, min(left, (deadline - time.monotonic()) * 1000)))
             result = self._poll(left)
             if result != AGAIN:
-                return self._settle(result)
+                return self._return_or_raise(result)
             if deadline is not None and time.monotonic() >= deadline:
                 raise CommTimeoutError(
                     f"{self.name} #{self.seq} is still in flight after {timeout:g} s; it goes on",
@@ -248,7 +248,7 @@ class Work:
         handle = self.slot[0]
         return int(lib.rc_work_wait(handle, timeout_ms)) if handle else AGAIN
 
-    def _settle(self, result: int) -> Any:
+    def _return_or_raise(self, result: int) -> Any:
         if not self._finished:
             self._finish(result)
         if self._error is not None:

@@ -25,7 +25,7 @@ from typing import Any
 from ringcomm import PeerLostError
 from ringcomm.bootstrap.loop import Loop
 from ringcomm.membership.agreement import Agreement, Terms
-from ringcomm.membership.control import Hear, LinkMade
+from ringcomm.membership.control import LinkMade, Receive
 from ringcomm.membership.decision import NONE_YET, STARTED_AGAIN, Go, History, Ready, Silent
 from ringcomm.membership.formation import FormationError
 from ringcomm.membership.messages import Address, Kind
@@ -180,8 +180,8 @@ class Process:
         terms = Terms(rank, world.size, world.min_peers, world.grace_s, world.timeout)
         self.agreement = Agreement(terms, [self.place], self._connect, world.clock)
 
-    def _connect(self, hear: Hear, link_made: LinkMade) -> Wire:
-        self.wire = Wire(self, hear, link_made)
+    def _connect(self, receive: Receive, link_made: LinkMade) -> Wire:
+        self.wire = Wire(self, receive, link_made)
         return self.wire
 
     # ---- what it does ----
@@ -314,9 +314,9 @@ class Process:
 class Wire:
     """The connections of a process, for its Agreement: see control.Connections."""
 
-    def __init__(self, process: Process, hear: Hear, link_made: LinkMade) -> None:
+    def __init__(self, process: Process, receive: Receive, link_made: LinkMade) -> None:
         self._process, self._world = process, process.world
-        self._hear, self._link_made = hear, link_made
+        self._receive, self._link_made = receive, link_made
         self._links: dict[int, list[Link]] = {}
         self._ended: dict[int, tuple[float, bool]] = {}
         self._began = process.world.now
@@ -405,7 +405,7 @@ class Wire:
                 self._forget_knock(rank, link)
                 self._drop(rank, link, said)
             elif link in self._links.get(rank, ()):
-                self._hear(rank, *said)
+                self._receive(rank, *said)
 
     def _forget_knock(self, rank: int, link: Link) -> None:
         if self._knocks.get(rank) is link:

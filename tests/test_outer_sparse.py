@@ -121,7 +121,7 @@ def test_what_an_owner_has_left_goes_on_with_those_that_remain() -> None:
             wire.submit(comm, moved(comm.rank, step, count), None).wait()
         exchange = wire.exchange_on(comm)
         assert exchange.exchange == "owner"
-        start, owner = exchange._way.left()
+        start, owner = exchange._way.owner_residual()
         wanted = exchange.residual.copy()
         fewer = comm.split(0 if comm.rank else None)
         if fewer is not None:

@@ -224,7 +224,7 @@ def test_the_ranks_that_remain_go_on(exchange: str) -> None:
         one = SparseExchange(comm, 9000, decay=1.0, exchange=exchange)
         for step in range(3):
             one.submit(deltas(9000, 3, step)[comm.rank]).wait()
-        start, owner = one._way.left()
+        start, owner = one._way.owner_residual()
         before = one.residual.copy()
         fewer = comm.split(comm.rank == 0)
         one.use(fewer)

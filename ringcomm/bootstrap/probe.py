@@ -111,11 +111,11 @@ class _Stream:
         """Sends the measured rate behind the data and shuts down the sending side."""
         if self.sending:
             with contextlib.suppress(BlockingIOError):  # full: tried again in the next turn
-                self.sock.send(_RATE.pack(round(self.heard() / 1e3)))
+                self.sock.send(_RATE.pack(round(self.measured_rate() / 1e3)))
                 self.sock.shutdown(socket.SHUT_WR)
                 self.sending = False
 
-    def heard(self) -> float:
+    def measured_rate(self) -> float:
         """Returns bytes per second in the later part of the received stream; 0.0 if none came."""
         if len(self._arrivals) < 2:
             return 0.0
@@ -142,7 +142,9 @@ def measure(connections: Mapping[K, tuple[socket.socket, bool]]) -> dict[K, floa
             if now >= LIMIT_S:
                 break
             _turn(selector, streams.values(), buffer, filling=now < FILL_S)
-    rates = {key: s.reported or s.heard() for key, s in streams.items() if connections[key][1]}
+    rates = {
+        key: s.reported or s.measured_rate() for key, s in streams.items() if connections[key][1]
+    }
     return {key: rate or _SLOWEST for key, rate in rates.items()} if any(rates.values()) else {}
 
 

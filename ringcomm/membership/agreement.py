@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..errors import BootstrapError, PeerLostError
 from . import messages
-from .control import Connections, Hear, LinkMade
+from .control import Connections, LinkMade, Receive
 from .decision import Go, Ready, TooFew, View, Wait, decide
 from .formation import Formation
 from .messages import Address, Book, Intro, Kind
@@ -74,7 +74,7 @@ class Agreement:
         self,
         terms: Terms,
         listens: Sequence[Address],
-        connect: Callable[[Hear, LinkMade], Connections],
+        connect: Callable[[Receive, LinkMade], Connections],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.members: tuple[int, ...] = ()
@@ -93,7 +93,7 @@ class Agreement:
         self._linger_until = 0.0
         self._book: Book = {terms.rank: list(listens)}
         self._clock = clock
-        self._control = connect(self._hear, self._introduce)
+        self._control = connect(self._receive, self._introduce)
 
     # ---- at the start ----
 
@@ -264,18 +264,18 @@ class Agreement:
             self._linger_until = self._clock() + _LINGER_S
         self._repeat_ready(rank)
 
-    def _hear(self, rank: int, kind: Kind, payload: bytes) -> None:
+    def _receive(self, rank: int, kind: Kind, payload: bytes) -> None:
         source, world = f"rank {rank}", self._terms.world_size
         if kind == Kind.INTRO:
-            self._hear_intro(rank, messages.read_intro(source, payload, world))
+            self._receive_intro(rank, messages.read_intro(source, payload, world))
         elif kind == Kind.READY:
-            self._hear_ready(messages.read_ready(rank, payload, world, self._clock()))
+            self._receive_ready(messages.read_ready(rank, payload, world, self._clock()))
         elif kind == Kind.GO:
-            self._hear_go(rank, messages.read_go(source, payload, world))
+            self._receive_go(rank, messages.read_go(source, payload, world))
         elif self._formation is not None:
-            self._formation.hear(rank, kind, payload)
+            self._formation.receive(rank, kind, payload)
 
-    def _hear_intro(self, rank: int, intro: Intro) -> None:
+    def _receive_intro(self, rank: int, intro: Intro) -> None:
         """Takes a rank's INTRO: learns addresses, and forgets the READY of an earlier process."""
         if self._processes.get(rank) != intro.process:
             self._processes[rank] = intro.process
@@ -298,9 +298,9 @@ class Agreement:
         else:
             self._counted.pop(rank, None)
 
-    def _hear_ready(self, ready: Ready) -> None:
+    def _receive_ready(self, ready: Ready) -> None:
         if ready.serial <= self._counted.get(ready.rank, 0):
-            return  # a copy, which was sent before its rank heard the GO
+            return  # a copy, which was sent before its rank received the GO
         known = self._ready.get(ready.rank)
         if known is not None and known.serial > ready.serial:
             return
@@ -314,7 +314,7 @@ class Agreement:
         if mine is not None and mine.at < ready.at - _AGE_MATTERS_S:
             self._repeat_ready(ready.rank)  # so that it knows since when this rank waits
 
-    def _hear_go(self, rank: int, go: Go) -> None:
+    def _receive_go(self, rank: int, go: Go) -> None:
         if self._formation is not None and go.epoch > self._formation.go.epoch:
             self._formation.fail(f"rank {rank} has announced a newer formation")
         is_news = go.epoch > self._seen if go.is_new else go.epoch == self.epoch

@@ -37,7 +37,7 @@ _log = logging.getLogger("ringcomm")
 _READ_BYTES = 1 << 18
 _ENDED = (errno.ECONNRESET, errno.EPIPE)
 
-Hear = Callable[[int, Kind, bytes], None]
+Receive = Callable[[int, Kind, bytes], None]
 """Takes a message: rank, kind, payload. A BootstrapError that it raises ends the connection."""
 LinkMade = Callable[[int], None]
 """Called with each rank that a connection has been made to."""
@@ -82,13 +82,13 @@ class Control:
         job: bytes,
         listeners: Iterable[socket.socket],
         peer_timeout: float,
-        hear: Hear,
+        receive: Receive,
         link_made: LinkMade,
     ) -> None:
         self._rank, self._world = rank, world_size
         self._key, self._job = key, job
         self._peer_timeout = peer_timeout
-        self._hear, self._link_made = hear, link_made
+        self._receive, self._link_made = receive, link_made
         self._links: dict[int, list[_Link]] = {}
         self._ended: dict[int, tuple[float, bool]] = {}  # by rank: time; True: its process ended
         self._began = time.monotonic()
@@ -233,13 +233,13 @@ class Control:
 
     # ---- called by its links ----
 
-    def heard(self, rank: int, kind: int, payload: bytes) -> None:
+    def received(self, rank: int, kind: int, payload: bytes) -> None:
         """Passes on a message. Raises BootstrapError for an unknown kind."""
         try:
             known = Kind(kind)
         except ValueError:
             raise BootstrapError(f"rank {rank} sent what no ringcomm sends", rank=rank) from None
-        self._hear(rank, known, payload)
+        self._receive(rank, known, payload)
 
     def most_bytes(self) -> int:
         """Returns the most bytes of a payload."""
@@ -329,7 +329,7 @@ class _Link:
             return False
         payload = bytes(self._inbox[HEADER.size : end])
         del self._inbox[:end]
-        self._control.heard(self.rank, kind, payload)
+        self._control.received(self.rank, kind, payload)
         return True
 
 

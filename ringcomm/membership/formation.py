@@ -46,7 +46,7 @@ class Formation:
 
     # ---- receiving ----
 
-    def hear(self, rank: int, kind: Kind, payload: bytes) -> None:
+    def receive(self, rank: int, kind: Kind, payload: bytes) -> None:
         """Takes a BLOB, ALL or FAILED; ignores those of another epoch or of a rank that may not
         send them. Raises BootstrapError."""
         if kind == Kind.FAILED:

@@ -114,4 +114,4 @@ def test_judged_by_the_later_part(monkeypatch: pytest.MonkeyPatch) -> None:
     with stream.sock:
         stream._arrivals = [(0.0, 128 << 10)]
         stream._arrivals += [(i / 1000, (128 << 10) + i * 1000) for i in range(1, 101)]
-        assert stream.heard() == pytest.approx(1e6)
+        assert stream.measured_rate() == pytest.approx(1e6)
