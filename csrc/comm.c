@@ -439,7 +439,7 @@ rc_result comm_start(rc_comm *c)
     rc_result result = RC_OK;
     engine_lock(c->engine);
     c->state = COMM_RUNNING;
-    c->engine->oversubscribed |= c->config.crowded;
+    c->engine->oversubscribed |= c->config.oversubscribed;
     c->last_tick = clock_ns();
     if (c->config.threads > 1)
         c->sender = sender_get(c->engine); /* without it the engine's thread sends, slower */

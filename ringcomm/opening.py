@@ -37,9 +37,9 @@ def open_handle(mesh: Mesh, config: Config, epoch: int, engine: Any) -> Any:
     settings.algorithm = ALGORITHMS[config.algorithm]
     settings.link_mbit = mesh.link_mbit
     cores = len(os.sched_getaffinity(0))
-    settings.crowded = mesh.ranks_on_machine > cores
+    settings.oversubscribed = mesh.ranks_on_machine > cores
     settings.threads = config.threads or choose_threads(mesh, cores)
-    default = _OVERSUBSCRIBED_SPIN_US if settings.crowded else _SPIN_US
+    default = _OVERSUBSCRIBED_SPIN_US if settings.oversubscribed else _SPIN_US
     settings.spin_us = default if config.spin_us < 0 else config.spin_us
     out = ffi.new("rc_comm **")
     check(lib.rc_comm_create(out, engine, settings), "open")

@@ -174,8 +174,8 @@ typedef struct rc_comm_config {
     uint32_t peer_timeout_ms; /* a peer silent this long is lost, or a lane whose peer lives */
     rc_algorithm algorithm;   /* of every all-reduce; RC_AUTO: by size; same on all ranks */
     uint32_t spin_us;         /* rc_work_wait polls this long before it sleeps */
-    int32_t crowded;    /* 1: the ranks on this machine outnumber its cores: only brief works are
-                           polled for, and each poll lets others run */
+    int32_t oversubscribed;   /* 1: the ranks on this machine outnumber its cores: only brief works
+                                 are polled for, and each poll lets others run */
     int32_t one_host;   /* 1: all ranks share a host: links are as fast as its memory, and time goes
                            into handling frames; same on all ranks */
     uint32_t threads;   /* 2: a second thread of the engine sends for long works; 0, 1: none */
