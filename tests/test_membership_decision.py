@@ -19,6 +19,7 @@ from patience import PATIENCE, until
 from ringcomm import BootstrapError, PeerLostError
 from ringcomm.bootstrap.handshake_params import Key, job_hash
 from ringcomm.bootstrap.join_failure import MUTE, NO_ANSWER
+from ringcomm.bootstrap.records import split_blobs
 from ringcomm.bootstrap.secret import Secret
 from ringcomm.bootstrap.sockets import listen
 from ringcomm.membership import messages
@@ -308,7 +309,7 @@ def test_messages_survive_the_wire() -> None:
     assert messages.read_intro("rank 0", messages.pack_intro(7, book), 3) == (7, book)
     blobs = [b"a", b"", b"ccc"]
     part = messages.read_part(0, messages.pack_all(3, 2, blobs))
-    assert (part.epoch, part.step, messages.split_all(part.rest)) == (3, 2, blobs)
+    assert (part.epoch, part.step, split_blobs(part.rest, 3)) == (3, 2, blobs)
 
 
 @pytest.mark.parametrize(

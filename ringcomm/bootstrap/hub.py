@@ -26,15 +26,13 @@ from .handshake import Server
 from .handshake_params import Key, RefusedError, Terms, duplicate, unexpected
 from .join_failure import FAILED_HEADLINE, LEFT, MAX_ROWS, NEVER_CAME, Lost, Row, join_error
 from .loop import READ, WRITE, Loop
-from .records import MAX_BYTES, pack
+from .records import MAX_BYTES, join_blobs, pack
 from .same_user import vetting
 from .sockets import end_when_silent, peer_of, show, tune
 
 HEADER = struct.Struct("<BxHII")
 """Header of a message: kind, round, milliseconds until the sender's deadline, payload bytes."""
 BLOB, ALL, FAILED = 1, 2, 3
-LENGTH = struct.Struct("<I")
-"""Length before each rank's blob in ALL."""
 
 _FLUSH_PATIENCE = 1.0
 
@@ -86,7 +84,7 @@ class Hub:
             raise self._fail()
         self._close_acceptor()
         blobs = [blob] + [self._members[rank].blob or b"" for rank in range(1, self._world)]
-        self._send_all(ALL, b"".join(LENGTH.pack(len(b)) + b for b in blobs))
+        self._send_all(ALL, join_blobs(blobs))
         return blobs
 
     def alarm(self, loop: Loop, ring: Callable[[], None], _lost: Lost) -> None:

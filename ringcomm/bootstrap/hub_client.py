@@ -18,12 +18,12 @@ from ..errors import BootstrapError
 from .dialer import Dial, Target
 from .handshake import Client
 from .handshake_params import Key, Outcome, RefusedError, Terms
-from .hub import ALL, BLOB, FAILED, HEADER, LENGTH
+from .hub import ALL, BLOB, FAILED, HEADER
 from .join_failure import LEFT, MAX_ROWS, Lost, Row, join_error
 from .launch import Identity
 from .loop import READ, Loop
 from .meeting import resolve
-from .records import MAX_BYTES, Record
+from .records import LENGTH, MAX_BYTES, Record, split_blobs
 from .same_user import vetting
 from .secret import Secret, check_exposed
 from .sockets import end_when_silent, peer_of, show, tune
@@ -188,7 +188,7 @@ class Member:
             record = Record.unpack("rank 0", payload)
             rows = [Row.from_record(r, self._world) for r in record.records("rows", MAX_ROWS)]
             raise join_error(record.text("headline"), rows)
-        blobs = _split(payload, self._world) if kind == ALL else None
+        blobs = split_blobs(payload, self._world) if kind == ALL else None
         if blobs is None:
             raise self._lost("sent what no ringcomm sends")
         return blobs
@@ -210,18 +210,3 @@ class Member:
 
     def _arm(self, deadline: float) -> None:
         self._sock.settimeout(max(0.001, deadline - time.monotonic()))
-
-
-def _split(payload: bytes, count: int) -> list[bytes] | None:
-    """Returns the blobs of an ALL message, or None if it is malformed."""
-    blobs, at = [], 0
-    for _ in range(count):
-        if len(payload) - at < LENGTH.size:
-            return None
-        (size,) = LENGTH.unpack_from(payload, at)
-        at += LENGTH.size
-        if size > MAX_BYTES or len(payload) - at < size:
-            return None
-        blobs.append(payload[at : at + size])
-        at += size
-    return blobs if at == len(payload) else None

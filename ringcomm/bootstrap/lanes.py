@@ -23,7 +23,7 @@ from .join_failure import CONNECTED, LEFT, NO_ANSWER, NOT_SEEN, REFUSED, Row
 from .loop import Loop
 from .probe import PROBE_LANE
 from .same_user import vetting
-from .sockets import keep_alive, show, silence, tune
+from .sockets import has_hung_up, keep_alive, show, silence, tune
 
 Alarm = Callable[[Loop, Callable[[], None]], None]
 """Calls a function in a loop once the bring-up has failed; see rendezvous.Exchange.alarm."""
@@ -32,6 +32,8 @@ RAIL_GRACE = 3.0
 """Seconds without progress after which a rail is left out, if its peer has another."""
 _DARK = 2.0
 """Seconds of silence after which a lane is dead; two live kernels exchange a packet a second."""
+# No peer sends on a lane before all are made, so bytes that arrive earlier mean a broken lane.
+_ANYTHING = select.POLLIN | select.POLLRDHUP
 
 
 class LaneId(NamedTuple):
@@ -99,7 +101,7 @@ class LaneMaker:
         ended = {
             lane.peer
             for lane, sock in self.made.items()
-            if lane.lane != PROBE_LANE and _hung_up(sock, select.POLLRDHUP)
+            if lane.lane != PROBE_LANE and has_hung_up(sock)
         }
         tried: dict[int, set[str]] = {}
         for lane, dial in self._dials.items():
@@ -188,7 +190,7 @@ class LaneMaker:
         lane = LaneId(claimed.client_rank, claimed.rail, claimed.lane)
         if lane not in self._plan.expected:
             return unexpected(claimed)
-        if lane in self.made and not _hung_up(self.made[lane], _ANYTHING):
+        if lane in self.made and not has_hung_up(self.made[lane], _ANYTHING):
             return duplicate(claimed)
         return None
 
@@ -202,14 +204,3 @@ class LaneMaker:
         if claimed is not None and self._plan.rank < claimed.client_rank < self._plan.world_size:
             peer, text = claimed.client_rank, refusal.outcome.text
             self._claims[peer] = Row(peer, self._plan.rank, address, text, str(refusal))
-
-
-# No peer sends on a lane before all are made, so bytes that arrive earlier mean a broken lane.
-_ANYTHING = select.POLLIN | select.POLLRDHUP
-
-
-def _hung_up(sock: socket.socket, events: int) -> bool:
-    """True if one of these events, an error or a hang-up is pending."""
-    poll = select.poll()
-    poll.register(sock, events)
-    return bool(poll.poll(0))

@@ -8,11 +8,15 @@ names the rank it came from.
 from __future__ import annotations
 
 import json
+import struct
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ..errors import BootstrapError, ConfigError
 
 MAX_BYTES = 64 << 10
+LENGTH = struct.Struct("<I")
+"""Length before each of several blobs."""
 _MAX_TEXT = 2000  # characters of any text field
 
 T = TypeVar("T")
@@ -27,6 +31,27 @@ def pack(fields: dict[str, Any]) -> bytes:
             "use fewer ranks, rails or lanes"
         )
     return blob
+
+
+def join_blobs(blobs: Sequence[bytes]) -> bytes:
+    """Concatenates blobs, each behind its length."""
+    return b"".join(LENGTH.pack(len(blob)) + blob for blob in blobs)
+
+
+def split_blobs(data: bytes, count: int) -> list[bytes] | None:
+    """Returns the blobs that join_blobs has concatenated; None if they are malformed, or not
+    count."""
+    blobs, at = [], 0
+    for _ in range(count):
+        if len(data) - at < LENGTH.size:
+            return None
+        (size,) = LENGTH.unpack_from(data, at)
+        at += LENGTH.size
+        if size > MAX_BYTES or len(data) - at < size:
+            return None
+        blobs.append(data[at : at + size])
+        at += size
+    return blobs if at == len(data) else None
 
 
 class Record:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import select
 import socket
 import sys
 from collections.abc import Sequence
@@ -99,6 +100,13 @@ def silence(sock: socket.socket) -> float:
     """Seconds since the last acknowledgement arrived."""
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACK + 4)
     return int.from_bytes(info[_LAST_ACK:], sys.byteorder) / 1000
+
+
+def has_hung_up(sock: socket.socket, events: int = select.POLLRDHUP) -> bool:
+    """True if a hang-up, an error or one of these events is pending."""
+    poll = select.poll()
+    poll.register(sock, events)
+    return bool(poll.poll(0))
 
 
 def bind_to_device(sock: socket.socket, name: str) -> bool:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import select
 import socket
 import time
 import weakref
@@ -28,7 +27,7 @@ from ..bootstrap.handshake_params import Key, RefusedError, Role, Terms, duplica
 from ..bootstrap.join_failure import REFUSED
 from ..bootstrap.loop import READ, WRITE, Loop
 from ..bootstrap.same_user import vetting
-from ..bootstrap.sockets import end_when_silent, show, tune
+from ..bootstrap.sockets import end_when_silent, has_hung_up, show, tune
 from ..errors import BootstrapError
 from .decision import Silent
 from .messages import HEADER, Address, Kind, frame, most_bytes
@@ -277,9 +276,7 @@ class _Link:
 
     def has_ended(self) -> bool:
         """True if the other end has closed."""
-        poll = select.poll()
-        poll.register(self._sock, select.POLLRDHUP)
-        return bool(poll.poll(0))
+        return has_hung_up(self._sock)
 
     def close(self) -> None:
         """Closes the socket."""

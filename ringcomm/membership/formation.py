@@ -13,10 +13,11 @@ from collections.abc import Callable
 
 from ..bootstrap.join_failure import Lost
 from ..bootstrap.loop import READ, Loop
+from ..bootstrap.records import split_blobs
 from ..errors import BootstrapError
 from .control import Connections
 from .decision import Go
-from .messages import Kind, pack_all, pack_blob, read_failed, read_part, split_all
+from .messages import Kind, pack_all, pack_blob, read_failed, read_part
 
 
 class FormationError(BootstrapError):
@@ -61,8 +62,8 @@ class Formation:
         if kind == Kind.BLOB and rank in self.go.members:
             self._blobs.setdefault(part.step, {})[rank] = part.rest
         elif kind == Kind.ALL and rank == self.decider:
-            blobs = split_all(part.rest)
-            if blobs is None or len(blobs) != len(self.go.members):
+            blobs = split_blobs(part.rest, len(self.go.members))
+            if blobs is None:
                 raise BootstrapError(f"rank {rank} sent what no ringcomm sends", rank=rank)
             self._all[part.step] = blobs
 

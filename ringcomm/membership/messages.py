@@ -15,13 +15,12 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..bootstrap.records import MAX_BYTES, Record, pack
+from ..bootstrap.records import LENGTH, MAX_BYTES, Record, join_blobs, pack
 from ..errors import BootstrapError
 from .decision import Go, Ready
 
 HEADER = struct.Struct("<BxxxI")
 _PLACE = struct.Struct("<II")
-_LENGTH = struct.Struct("<I")
 MAX_TOKEN = 256
 """Most bytes of a token."""
 _MAX = 2**62
@@ -44,7 +43,7 @@ class Kind(enum.IntEnum):
 
 def most_bytes(world_size: int) -> int:
     """Returns the most bytes of any payload."""
-    return _PLACE.size + world_size * (_LENGTH.size + MAX_BYTES)
+    return _PLACE.size + world_size * (LENGTH.size + MAX_BYTES)
 
 
 def frame(kind: Kind, payload: bytes) -> bytes:
@@ -218,8 +217,7 @@ def pack_blob(epoch: int, step: int, blob: bytes) -> bytes:
 
 def pack_all(epoch: int, step: int, blobs: Sequence[bytes]) -> bytes:
     """Encodes the parts of all members, in their order."""
-    parts = b"".join(_LENGTH.pack(len(blob)) + blob for blob in blobs)
-    return _PLACE.pack(epoch, step) + parts
+    return _PLACE.pack(epoch, step) + join_blobs(blobs)
 
 
 class Part(NamedTuple):
@@ -236,21 +234,6 @@ def read_part(rank: int, payload: bytes) -> Part:
         raise BootstrapError(f"rank {rank} sent what no ringcomm sends", rank=rank)
     epoch, step = _PLACE.unpack_from(payload)
     return Part(epoch, step, payload[_PLACE.size :])
-
-
-def split_all(rest: bytes) -> list[bytes] | None:
-    """Returns the parts of an ALL; None if it is malformed."""
-    blobs, at = [], 0
-    while at < len(rest):
-        if len(rest) - at < _LENGTH.size:
-            return None
-        (size,) = _LENGTH.unpack_from(rest, at)
-        at += _LENGTH.size
-        if size > MAX_BYTES or len(rest) - at < size:
-            return None
-        blobs.append(rest[at : at + size])
-        at += size
-    return blobs
 
 
 def pack_failed(epoch: int, blames: Sequence[int], text: str) -> bytes:
