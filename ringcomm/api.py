@@ -2,8 +2,8 @@
 
 Invariants: init makes the default communicator, shutdown or the end of the process closes it; where
 there is none, that of torch.distributed's default process group is used, if its backend is
-"ringcomm" (ringcomm.torch registers it by ``stand_in``). Every collective takes ``comm=`` to use
-another one, and does the same as the method of its name; see Communicator for the arguments,
+"ringcomm" (ringcomm.torch registers it by ``set_fallback``). Every collective takes ``comm=`` to
+use another one, and does the same as the method of its name; see Communicator for the arguments,
 results and errors.
 """
 
@@ -27,7 +27,7 @@ from .work import Work
 
 _default: Communicator | None = None
 _lock = threading.Lock()
-_stand_in: Callable[[], Communicator | None] | None = None
+_fallback: Callable[[], Communicator | None] | None = None
 
 
 @names_arguments
@@ -94,10 +94,10 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def stand_in(ask: Callable[[], Communicator | None]) -> None:
+def set_fallback(ask: Callable[[], Communicator | None]) -> None:
     """Registers a function that returns the default communicator where init has made none."""
-    global _stand_in
-    _stand_in = ask
+    global _fallback
+    _fallback = ask
 
 
 def is_initialized() -> bool:
@@ -119,7 +119,7 @@ def default_communicator() -> Communicator:
 
 
 def _find() -> Communicator | None:
-    return _default or (_stand_in and _stand_in())
+    return _default or (_fallback and _fallback())
 
 
 def _use(comm: Communicator | None) -> Communicator:

@@ -16,7 +16,7 @@ from .codecs import Compression
 from .devices import check_autograd, view
 from .dispatch import Dispatcher
 from .errors import ConfigError, TensorError
-from .fusion import Works, allreduce_many, listed
+from .fusion import Works, allreduce_many, as_list
 from .residuals import Residuals
 from .work import Work
 
@@ -195,7 +195,7 @@ class Collectives(Dispatcher):
             ``exception`` of a Work. The other arguments, and the errors raised, are those
             of ``allreduce``.
         """
-        given = listed(tensors)
+        given = as_list(tensors)
         for tensor in given:
             check_autograd(tensor)
         return allreduce_many(self, given, op, compression, feedback, async_op, timeout)

@@ -234,7 +234,7 @@ class Config:
         try:
             self._check()
         except ConfigError as error:
-            raise ConfigError(f"{error} ({self._blame(str(error))})") from None
+            raise ConfigError(f"{error} ({self._name_sources(str(error))})") from None
 
     def _check(self) -> None:
         _check_names(self, "interfaces")
@@ -307,7 +307,7 @@ class Config:
             return ",".join(value)
         return f"{value:g}" if isinstance(value, float) else str(value)
 
-    def _blame(self, error: str) -> str:
+    def _name_sources(self, error: str) -> str:
         """Names the sources of the fields that an error names."""
         named = [name for name in _FIELDS if re.search(rf"\b{name}=", error)]
         origins = []

@@ -99,11 +99,11 @@ def as_own(state: Mapping[str, Any], place: Place, name: str) -> Mapping[str, An
     rank's. Warns and raises as ``is_own``."""
     if is_own(state, place, name):
         return state
-    empty: Mapping[str, Any] = _emptied(state, place)
+    empty: Mapping[str, Any] = _without_residuals(state, place)
     return empty
 
 
-def _emptied(state: Any, place: Place) -> Any:
+def _without_residuals(state: Any, place: Place) -> Any:
     """Returns a copy of a state without residuals, for this place; leaves an invalid state as it
     is, for ``read_exact`` to refuse."""
     if not isinstance(state, Mapping):
@@ -111,7 +111,9 @@ def _emptied(state: Any, place: Place) -> Any:
     empty = {**state, "exact": dict(place)}
     if isinstance(state.get("tensors"), Mapping):
         inner = {name: place[name] for name in ("world_size", "rank")}
-        empty["tensors"] = {name: _emptied(one, inner) for name, one in state["tensors"].items()}
+        empty["tensors"] = {
+            name: _without_residuals(one, inner) for name, one in state["tensors"].items()
+        }
     elif hasattr(state.get("worker"), "__len__"):
         zeros = np.zeros(len(state["worker"]), np.float32)
         empty.update(worker=zeros, owner=zeros[:0], owner_start=0)

@@ -111,7 +111,7 @@ def allreduce_many(
     return together if async_op else together.wait()
 
 
-def listed(tensors: Any) -> list[Any]:
+def as_list(tensors: Any) -> list[Any]:
     """Returns the tensors as a list. Raises TensorError for a single tensor, a mapping, and
     objects that are no list of tensors."""
     single = isinstance(tensors, np.generic) or any(

@@ -193,11 +193,11 @@ class Process:
 
     def _come(self) -> None:
         self.agreement.catch_up()
-        self._say_ready()
+        self._send_ready()
 
-    def _say_ready(self) -> None:
+    def _send_ready(self) -> None:
         self.state, self._forming_until = "waits", math.inf
-        self.agreement.say_ready(
+        self.agreement.send_ready(
             Ready(
                 self.rank,
                 self.history,
@@ -257,7 +257,7 @@ class Process:
                 self.blames |= set(error.blames) - {self.rank}
                 self.is_well = False
                 self.agreement.failed(formation, error.blames, str(error))
-                self._say_ready()
+                self._send_ready()
 
     def _silent(self, go: Go, decider: int) -> tuple[int, ...]:
         """As the decider sees it, and as members do, which hear the decider only."""

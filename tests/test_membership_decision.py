@@ -385,7 +385,7 @@ def comes(rank: int, **fields: Any) -> Callable[[Agreement], Go]:
 
     def body(one: Agreement) -> Go:
         one.catch_up()
-        one.say_ready(ready(rank, time.monotonic(), **fields))
+        one.send_ready(ready(rank, time.monotonic(), **fields))
         made = one.wait().go
         one.entered(made)
         return made
@@ -419,7 +419,7 @@ def test_a_ready_has_its_consequence_once(ranks: Ranks) -> None:
 
 def test_the_decider_is_silent_behind_its_ready(ranks: Ranks) -> None:
     """Another decides, without it. When it wakes up it is behind, and comes to the next round."""
-    ranks.all[0].say_ready(ready(0, time.monotonic()))
+    ranks.all[0].send_ready(ready(0, time.monotonic()))
     made = ranks.run({rank: comes(rank) for rank in (1, 2)})
     assert made[1] == made[2]
     assert (made[1].members, made[1].left) == ((1, 2), (0,))

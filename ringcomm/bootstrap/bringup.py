@@ -124,7 +124,7 @@ class Bringup:
         return len(set(self._host_numbers)) == 1
 
     @property
-    def _speaks(self) -> bool:
+    def _logs_for_host(self) -> bool:
         """True on the first rank of each host, which alone logs facts about the host."""
         return self._host_numbers.index(self._host_numbers[self._rank]) == self._rank
 
@@ -156,7 +156,7 @@ class Bringup:
 
     def _warn(self, addresses: Sequence[str]) -> None:
         """Warns, once on each host, if anyone who reaches its ports can join or read along."""
-        if not self._speaks:
+        if not self._logs_for_host:
             return
         if self._secret is None and not all(map(is_loopback, addresses)):
             _log.warning(
@@ -248,7 +248,7 @@ class Bringup:
     def _warn_unpaired(self) -> None:
         """Warns, once on each host, of ports that stay unused because another host has no
         counterpart."""
-        if not self._speaks:
+        if not self._logs_for_host:
             return
         offered = port_warnings.Offered(self._ports, self._hosts, self._host_numbers)
         found = port_warnings.sentences(offered, self._rank, self._pairings)
@@ -261,7 +261,7 @@ class Bringup:
         """Warns if ports share a subnet and the kernel does not keep each lane on its own port.
         Lanes over link-local addresses stay on theirs. The others work all the same, over the
         ports that the kernel routes them by."""
-        routed = list(self._routed_in_shared_subnet()) if self._speaks else []
+        routed = list(self._routed_in_shared_subnet()) if self._logs_for_host else []
         if not routed:
             return
         lines = sysctl_advice(self._interfaces)
@@ -373,8 +373,8 @@ class Bringup:
         assert self._maker is not None
         sock = self._maker.made.pop(lane)
         pairing = next(p for p in self._pairings[lane.peer] if p.rail == lane.rail)
-        here = self._end(self._rank, pairing.ours, sock.getsockname()[0])
-        there = self._end(lane.peer, pairing.theirs, sock.getpeername()[0])
+        here = self._describe_end(self._rank, pairing.ours, sock.getsockname()[0])
+        there = self._describe_end(lane.peer, pairing.theirs, sock.getpeername()[0])
         if self._same_host(lane.peer):  # such a lane does not end with its port
             return LaneSocket(*lane, sock.detach(), 0.0, here, there)
         keep_on_port(sock, self._interfaces[pairing.ours], self._interfaces)
@@ -382,7 +382,7 @@ class Bringup:
         port = self._interfaces[pairing.ours].index
         return LaneSocket(*lane, sock.detach(), speed, here, there, port)
 
-    def _end(self, rank: int, port: int, address: str) -> str:
+    def _describe_end(self, rank: int, port: int, address: str) -> str:
         """Describes an end of a lane, for errors."""
         return f"{self._ports[rank][port].name} {address.split('%')[0]} on {self._hosts[rank]}"
 

@@ -146,7 +146,7 @@ def choose(
         chosen = [i for i in outside if not i.virtual] or outside
     if not chosen:
         wanted = "loopback interface" if single_host else "network port"
-        raise ConfigError(f"no {wanted} is up and has an address. {_what_there_is(present)}")
+        raise ConfigError(f"no {wanted} is up and has an address. {_ports_of_host(present)}")
     return chosen
 
 
@@ -162,11 +162,11 @@ def _named(name: str, present: Sequence[Interface]) -> Interface:
             reason = "has no address that another host can use: give it one"
         else:
             return interface
-        raise ConfigError(f"interface {name} {reason}. {_what_there_is(present)}")
-    raise ConfigError(f"there is no interface {name!r}. {_what_there_is(present)}")
+        raise ConfigError(f"interface {name} {reason}. {_ports_of_host(present)}")
+    raise ConfigError(f"there is no interface {name!r}. {_ports_of_host(present)}")
 
 
-def _what_there_is(present: Sequence[Interface]) -> str:
+def _ports_of_host(present: Sequence[Interface]) -> str:
     return "This host has: " + "; ".join(i.describe() for i in present)
 
 

@@ -39,11 +39,11 @@ def sentences(offered: Offered, rank: int, pairings: Mapping[int, Sequence[Pairi
         if numbers.index(numbers[peer]) != peer or numbers[peer] == numbers[rank]:
             continue
         joined = pairings[peer]
-        ours = _without(offered, numbered, rank, {pairing.ours for pairing in joined})
-        theirs = _without(offered, numbered, peer, {pairing.theirs for pairing in joined})
-        lacks = _lack(_name(offered, peer), ours) + _lack(_name(offered, rank), theirs)
+        ours = _unpaired(offered, numbered, rank, {pairing.ours for pairing in joined})
+        theirs = _unpaired(offered, numbered, peer, {pairing.theirs for pairing in joined})
+        lacks = _lacks(_name(offered, peer), ours) + _lacks(_name(offered, rank), theirs)
         if lacks:
-            found.append(f"{'; '.join(lacks)}: {_left(offered, rank, peer, joined)}")
+            found.append(f"{'; '.join(lacks)}: {_bandwidth_used(offered, rank, peer, joined)}")
     return found
 
 
@@ -51,7 +51,7 @@ def _name(offered: Offered, rank: int) -> str:
     return f"{offered.hosts[rank]} (rank {rank})"
 
 
-def _without(
+def _unpaired(
     offered: Offered, numbered: Sequence[Sequence[int]], rank: int, paired: set[int]
 ) -> list[str]:
     """Describes rank's ports that have no rail to the other host."""
@@ -67,11 +67,11 @@ def _networks(port: Port) -> str:
     return ", ".join(str(endpoint.address.network) for endpoint in port.endpoints)
 
 
-def _lack(host: str, ports: Sequence[str]) -> list[str]:
+def _lacks(host: str, ports: Sequence[str]) -> list[str]:
     return [f"host {host} has no port for {' and '.join(ports)}"] if ports else []
 
 
-def _left(offered: Offered, rank: int, peer: int, joined: Sequence[Pairing]) -> str:
+def _bandwidth_used(offered: Offered, rank: int, peer: int, joined: Sequence[Pairing]) -> str:
     """Says how many ports of the host with more bandwidth this job uses between the two hosts."""
     by_rank = {rank: [p.ours for p in joined], peer: [p.theirs for p in joined]}
     better = max(by_rank, key=lambda r: _speed(offered.ports[r]))

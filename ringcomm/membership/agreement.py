@@ -1,9 +1,9 @@
 """One rank's part in agreeing on the members of a round: sends, receives and decides.
 
-    APART --say_ready--> WAITING --GO that counts its READY--> AGREED --entered--> APART
-                          |  ^                                   |
-                          |  +------- say_ready: it failed ------+
-                          +-- too few --> APART
+    APART --send_ready--> WAITING --GO that counts its READY--> AGREED --entered--> APART
+                           |  ^                                   |
+                           |  +------ send_ready: it failed ------+
+                           +-- too few --> APART
 
 Invariants: a GO counts only if its epoch is new or the present one, and it counts this rank's
 latest READY; a rank that learns of a newer formation without itself is behind, and decides nothing
@@ -136,7 +136,7 @@ class Agreement:
         """Handles messages that arrived while this rank was in a round."""
         self._control.catch_up()
 
-    def say_ready(self, ready: Ready) -> None:
+    def send_ready(self, ready: Ready) -> None:
         """Sends READY to all, after filling in serial, epoch, seen and behind."""
         self._state = State.WAITING
         self._formation = None

@@ -259,7 +259,7 @@ class Membership:
         blames = {*self._blamed_by(error, self.members), *self._blamed_by(broken, self.members)}
         while True:
             is_well = error is None and broken is None and self._comm is not None
-            agreement.say_ready(
+            agreement.send_ready(
                 Ready(
                     self.rank,
                     history=self._history,

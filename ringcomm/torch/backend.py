@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ..api import stand_in
+from ..api import set_fallback
 from ..bootstrap.join import join_through_store
 from ..communicator import Communicator
 from ..config import Config
@@ -29,7 +29,7 @@ _PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 def register() -> None:
     """Registers "ringcomm" with ``init_process_group``, and makes the default group the
     communicator of ringcomm's functions. Called by ``import ringcomm.torch``."""
-    stand_in(world_comm)
+    set_fallback(world_comm)
     if not hasattr(dist.Backend, NAME.upper()):
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
 
