@@ -11,10 +11,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "codec/quant.h"
-#include "coll/encoded.h"
 #include "comm.h"
-#include "plan/fingerprint.h"
 
 #ifndef RINGCOMM_VERSION
 #define RINGCOMM_VERSION "unknown"

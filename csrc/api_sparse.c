@@ -4,9 +4,7 @@
 #include <stdlib.h>
 
 #include "include/ringcomm_sparse.h"
-#include "sparse/join.h"
-#include "sparse/optimizer.h"
-#include "sparse/select.h"
+#include "sparse/payload.h"
 
 static int in_range(float x, float low, float high)
 {

@@ -9,9 +9,6 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "coll/keep.h"
-#include "coll/quantised.h"
-#include "net/sender.h"
 
 enum { BUFFERS_KEPT = 64, BYTES_KEPT = 32 << 20 };
 

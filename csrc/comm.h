@@ -15,12 +15,12 @@
  * arrive; comm_unexpected.c frames that arrive early; comm_announce.c calls announced to peers;
  * comm_match.c receives; comm_timers.c deadlines, idle memory; comm_lanes.c lanes, heartbeats,
  * lanes and peers that fall silent; comm_ports.c ports that are lost; comm_shared.c shared memory.
- * Threading: under the engine's lock, except for the inbox.
+ * The interface of all of these to api*.c and pipe/. Threading: under the engine's lock, except for
+ * the inbox.
  */
 #ifndef RINGCOMM_COMM_H
 #define RINGCOMM_COMM_H
 
-#include "coll/shared.h"
 #include "coll/work.h"
 
 enum {

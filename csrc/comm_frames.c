@@ -6,7 +6,6 @@
 #include "base/error.h"
 #include "base/clock.h"
 #include "comm.h"
-#include "plan/fingerprint.h"
 
 static rc_comm *comm_of(const lane *ln)
 {

@@ -18,7 +18,7 @@ from compiled import declared, library
 from quantised_reference import BLOCK, CODECS, LEVELS, Encoded, encode, left_of, payload_bytes
 from reference import NUMPY, OPS, Array, Wire
 
-ffi = declared("include/ringcomm.h", "kernels/kernels.h", "codec/quant.h", "codec/codec.h")
+ffi = declared("include/ringcomm.h", "kernels/kernels.h", "codec/codec.h")
 KINDS = (
     "ordinary",
     "sparse",

@@ -1,5 +1,6 @@
-"""The layering rule: a file includes or imports only what lies below it. And two rules of the
-house that every file keeps: at most 800 lines, and a word on what it is at its head.
+"""The layering rule: a file includes or imports only what lies below it, and a C file only the one
+header of another folder that is its interface. And two rules of the house that every file keeps: at
+most 800 lines, and a word on what it is at its head.
 
     C       include < base < kernels, plan < codec, sparse < net, shm, cuda < coll < comm < api
             < pipe
@@ -61,6 +62,21 @@ PYTHON_LAYERS = [
     {"tools", "train"},
     {"__main__"},
 ]
+#: The one header of each folder, or of comm*.c, that other layers include.
+INTERFACES = {
+    "kernels": "kernels/kernels.h",
+    "plan": "plan/plan.h",
+    "codec": "codec/codec.h",
+    "sparse": "sparse/payload.h",
+    "net": "net/link.h",
+    "shm": "shm/region.h",
+    "cuda": "cuda/device.h",
+    "coll": "coll/work.h",
+    "comm": "comm.h",
+    "pipe": "pipe/pipe.h",
+}
+#: Layers all of whose headers are for others: the public headers, and a toolbox.
+OPEN_LAYERS = {"include", "base"}
 #: Headers that ask nothing of an operating system: C's own (stdio.h for snprintf), and those of
 #: instruction sets.
 PURE_HEADERS = {
@@ -140,6 +156,31 @@ def test_c_includes_point_down() -> None:
         if not (included.is_file() and may_use(C_LAYERS, c_layer(path), c_layer(included)))
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def may_include(user: Path, header: Path) -> bool:
+    """Whether a file may include a header: one of its own layer, or another's interface."""
+    layer = c_layer(header)
+    is_interface = header == ROOT / "csrc" / INTERFACES.get(layer, "")
+    return layer == c_layer(user) or layer in OPEN_LAYERS or is_interface
+
+
+def test_c_layers_are_included_by_their_interfaces() -> None:
+    wrong = [
+        f"{named(path)} must not include {named(included)}"
+        for path in C_FILES
+        for included in own_includes(path)
+        if not may_include(path, included)
+    ]
+    assert not wrong, "\n".join(wrong)
+    assert {c_layer(path) for path in C_FILES} == {*INTERFACES, *OPEN_LAYERS, "api"}
+
+
+@pytest.mark.parametrize("header", INTERFACES.values())
+def test_an_interface_says_which_threads_may_call(header: str) -> None:
+    head = (ROOT / "csrc" / header).read_text().split("*/")[0]
+    assert re.search(r"\binterface\W+of\b", head)
+    assert re.search(r"\b(Pure|Threading)\b", head)
 
 
 def is_pure(path: Path) -> bool:
@@ -243,6 +284,9 @@ def test_the_rule_bites() -> None:
     assert not may_use(C_LAYERS, "plan", "kernels")
     assert not may_use(C_LAYERS, "net", "coll")
     assert may_use(C_LAYERS, "codec", "kernels")
+    assert not may_include(ROOT / "csrc/api.c", ROOT / "csrc/net/lane.h")
+    assert may_include(ROOT / "csrc/net/link.h", ROOT / "csrc/net/lane.h")
+    assert may_include(ROOT / "csrc/api.c", ROOT / "csrc/base/clock.h")
     assert not may_use(PYTHON_LAYERS, "bootstrap", "_native")
     assert not may_use(PYTHON_LAYERS, "buffers", "communicator")
     assert may_use(PYTHON_LAYERS, "train", "torch")

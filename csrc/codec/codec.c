@@ -1,4 +1,4 @@
-/* codec.c - see codec.h. */
+/* codec.c - codecs of the tensor's own bits and of 16-bit floats. See codec.h. */
 #include "codec.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* quant.c - see quant.h. */
-#include "quant.h"
+/* quant.c - codecs of few bits per element. See codec.h. */
+#include "codec.h"
 
 #include <math.h>
 #include <string.h>

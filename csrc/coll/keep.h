@@ -18,11 +18,8 @@
 
 enum { KEEP_PIECE_BYTES = 256 << 10 }; /* a segment, which is what all else on the engine moves */
 
-/* Begins the copy of a work whose plan is laid out, with the first piece. */
+/* Begins the copy of a work whose plan is laid out, with the first piece; keep_some (work.h) makes
+ * the others. */
 void keep_begin(rc_work *w);
-/* Returns 1 if pieces are left. */
-int keep_is_left(const rc_work *w);
-/* Copies the next piece, if any; the work may be complete afterwards. */
-void keep_some(rc_work *w);
 
 #endif

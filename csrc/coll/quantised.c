@@ -5,9 +5,6 @@
 #include <string.h>
 
 #include "../base/error.h"
-#include "../codec/quant.h"
-#include "encoded.h"
-#include "feedback.h"
 
 enum {
     AHEAD = 2 /* contributions to one peer that are not in a socket yet */

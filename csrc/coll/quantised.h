@@ -21,7 +21,7 @@
  *
  * Contributions to an all-reduce may be encoded already (rc_call.encoded). Then they are sent from
  * where they lie, except the one to this rank's own part, which is not encoded; and results stay
- * encoded. Among two ranks both contributions stay, and the caller adds them (encoded.h). Other
+ * encoded. Among two ranks both contributions stay, and the caller adds them (encoded.c). Other
  * ranks see no difference.
  *
  * Poison. A value that is not finite makes some block of the result NaN, which tells every rank
@@ -39,8 +39,6 @@
 
 #include "work.h"
 
-/* Returns 1 if this machine runs the call among so many ranks. */
-int quantised_takes(const rc_call *call, int world_size);
 /* Allocates the machine's state, once env and codec are known and before there is a plan. */
 rc_result quantised_create(rc_work *w);
 void quantised_destroy(rc_work *w);
@@ -61,9 +59,6 @@ rc_result quantised_encode(rc_work *w, out_frame *frame);
 void quantised_released(rc_work *w, const out_frame *frame);
 /* Takes a payload that has come, and its buffer. */
 rc_result quantised_end(rc_work *w, const frame_header *h, pool_buffer *buffer);
-/* Returns 1 if a value was not finite, so that a work which succeeded has only NaN as its result.
- */
-int quantised_poisoned(const rc_work *w);
 /* Ends the work with this result: replaces the residuals, or leaves them. */
 void quantised_finish(rc_work *w, rc_result result);
 

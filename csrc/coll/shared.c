@@ -3,7 +3,7 @@
 
 #include "../base/copy.h"
 #include "../base/error.h"
-#include "../plan/fingerprint.h"
+#include "work.h"
 
 /* Laps of one shared_pump at most. */
 enum { LAPS_PER_PUMP = 16 };

@@ -29,9 +29,23 @@
 #ifndef RINGCOMM_SHARED_H
 #define RINGCOMM_SHARED_H
 
+#include "../codec/codec.h"
 #include "../shm/region.h"
 #include "feedback.h"
-#include "work.h"
+
+struct work_env;
+
+/* Progress of a work through shared memory. */
+typedef struct shared_run {
+    struct rc_work *next;
+    rc_call call;         /* as the caller made it; among hosts the work's own is about one chunk */
+    codec codec;          /* of the data in shared memory */
+    uint64_t first, laps; /* of the region's laps */
+    uint32_t chunks;      /* one per rank, or the whole as one */
+    uint64_t chunk_elems; /* the last chunks may be shorter, or empty */
+    uint64_t lap_elems;   /* of each chunk */
+    int opened;           /* passed to links, which join the hosts */
+} shared_run;
 
 typedef struct shared_memory {
     region region;
@@ -55,7 +69,7 @@ typedef enum shared_event {
 
 /* Lets w enter; no other work may be entering. env: of the links that it will use among hosts, else
  * the communicator's. */
-void shared_enter(shared_memory *s, rc_work *w, work_env *env);
+void shared_enter(shared_memory *s, rc_work *w, struct work_env *env);
 /* Returns the elements that a rank all-reduces with other hosts, of a tensor of count. */
 feedback_range shared_own_chunk(const shared_memory *s, uint64_t count);
 /* Turns the work, among hosts, into one over links on its own chunk; work_start is next. */

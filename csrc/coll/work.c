@@ -6,9 +6,6 @@
 
 #include "../base/clock.h"
 #include "../base/error.h"
-#include "../codec/quant.h"
-#include "../plan/fingerprint.h"
-#include "feedback.h"
 #include "joined.h"
 #include "keep.h"
 #include "merge.h"

@@ -1,4 +1,9 @@
-/* work.h - one collective in flight: runs a plan over links with a codec.
+/* work.h - one collective in flight: runs a plan over links with a codec. The interface of coll/ to
+ * other folders, with shared.h (works through the memory of one host) and feedback.h (residuals).
+ *
+ *   joined.h     joins all contributions to a segment      keep.h       copies a rank's own values
+ *   merge.h      merges them in turns                      one_shot.h   sends to all others
+ *   quantised.h  codecs of few bits                        join.h, turns.h, marks.h  what they keep
  *
  * A work is a dataflow, not a list of steps. It starts by queueing the segments whose path begins
  * here. Each segment that arrives is reduced or stored, and sent on at once if its path goes on,
@@ -27,20 +32,10 @@
 #include "../codec/codec.h"
 #include "../net/link.h"
 #include "../plan/plan.h"
+#include "feedback.h"
 #include "join.h"
+#include "shared.h"
 #include "turns.h"
-
-/* Progress of a work through shared memory (shared.h). */
-typedef struct shared_run {
-    struct rc_work *next;
-    rc_call call;         /* as the caller made it; among hosts the work's own is about one chunk */
-    codec codec;          /* of the data in shared memory */
-    uint64_t first, laps; /* of the region's laps */
-    uint32_t chunks;      /* one per rank, or the whole as one */
-    uint64_t chunk_elems; /* the last chunks may be shorter, or empty */
-    uint64_t lap_elems;   /* of each chunk */
-    int opened;           /* passed to links, which join the hosts */
-} shared_run;
 
 /* Environment that the works of one communicator share. */
 typedef struct work_env {
@@ -137,6 +132,21 @@ rc_result work_end(rc_work *w, const frame_header *h, rx_place *place);
 rc_result work_send_more(rc_work *w);
 /* Returns 1 if work_send_more would send something now. */
 int work_can_send_more(const rc_work *w);
+
+/* Returns 1 if pieces of this rank's own values are left to copy (keep.h). */
+int keep_is_left(const rc_work *w);
+/* Copies the next piece, if any; the work may be complete afterwards. */
+void keep_some(rc_work *w);
+
+/* Returns 1 if the machine of quantised.h runs the call among so many ranks. */
+int quantised_takes(const rc_call *call, int world_size);
+/* Returns 1 if a value was not finite, so that a work which succeeded has only NaN as its result.
+ */
+int quantised_poisoned(const rc_work *w);
+/* Returns 1 if source and result of such a call can be encoded already (encoded.c); rc_check looks
+ * at the rest. */
+int encoded_suits(const rc_call *call, const work_env *env);
+void encoded_layout(rc_layout *out, const work_env *env, const rc_call *call);
 
 /* Notes that a frame leaves or comes, or that the work enters shared memory; the first call sets
  * its start. */

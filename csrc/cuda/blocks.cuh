@@ -1,4 +1,4 @@
-/* blocks.cuh - the codecs whose elements share scales (kernels/block.h, codec/quant.h). A part of
+/* blocks.cuh - the codecs whose elements share scales (kernels/block.h, codec/codec.h). A part of
  * kernels.cu, whose definitions and rules hold here. A warp takes 256 elements at a time, the
  * largest block.
  *
@@ -10,7 +10,7 @@
  *                  u64 n, u64 segment, u64 stride)   dst = (D(wire) + D(wire + apart)) * post
  *
  * The elements from k * segment on, segment of them or as many as are left, have their payload
- * (codec/quant.h) at wire + k * stride; segment is a multiple of 256, stride and apart of 2.
+ * (codec/codec.h) at wire + k * stride; segment is a multiple of 256, stride and apart of 2.
  *
  * Only two contributions are summed here: sums of more are encoded again, by the core on the host.
  */

@@ -1,4 +1,5 @@
-/* device.h - one GPU: its primary context, its properties, and ringcomm's kernels on it.
+/* device.h - one GPU: its primary context, its properties, ringcomm's kernels on it, and pinned
+ * memory for copies to and from it. The interface of cuda/ to other folders.
  *
  * The primary context is the one that the CUDA runtime uses, so torch, CuPy and ringcomm share
  * pointers, streams and events. A thread calls the driver for a device in one of two ways:
@@ -21,6 +22,7 @@
 #ifndef RINGCOMM_DEVICE_H
 #define RINGCOMM_DEVICE_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -118,5 +120,41 @@ rc_result device_check_pointer(cuda_device *device, cu_address address, size_t b
  * graph. Handle 0 and 1 are the legacy default stream, 2 the calling thread's. Refuses with
  * RC_INVALID_ARGUMENT. */
 rc_result device_check_stream(cuda_device *device, cu_stream stream, rc_error *error);
+
+/* ---- pinned.c: host memory that a GPU copies to and from, pinned once, used again and again ----
+ *
+ * Invariants. Blocks begin at multiples of PINNED_ALIGN, and two neighbours are never both free. A
+ * block is given back before the arena is destroyed. Threading: any, by a lock of its own; taking
+ * and giving back on a thread that may call the driver for the device.
+ */
+
+enum { PINNED_ALIGN = 4096 };
+
+typedef struct pinned_block {
+    uint8_t *data;
+    size_t bytes;
+    struct pinned_slab *slab;
+    struct pinned_block *next, *prev; /* in the slab, in order of address */
+    int taken;
+} pinned_block;
+
+typedef struct pinned_arena {
+    cuda_device *device;
+    size_t cap;    /* bytes of all slabs at most */
+    size_t pinned; /* bytes of all slabs */
+    struct pinned_slab *slabs;
+    pthread_mutex_t lock;
+    pthread_cond_t returned;
+    uint64_t returns; /* blocks given back so far */
+} pinned_arena;
+
+void pinned_init(pinned_arena *arena, cuda_device *device, size_t cap);
+/* Unpins and frees everything. */
+void pinned_destroy(pinned_arena *arena);
+/* Takes a block of at least so many bytes, more than 0. patience_ms: how long to wait for room,
+ * counted anew when a block comes back. RC_NO_MEMORY or RC_DEVICE with error filled. */
+rc_result pinned_take(pinned_arena *arena, size_t bytes, int patience_ms, pinned_block **out,
+                      rc_error *error);
+void pinned_give(pinned_arena *arena, pinned_block *block); /* takes NULL */
 
 #endif

@@ -1,5 +1,13 @@
-/* pinned.c - slabs, the blocks in them, and memory for blocks that fit in none. See pinned.h. */
-#include "pinned.h"
+/* pinned.c - slabs, the blocks in them, and memory for blocks that fit in none. See device.h.
+ *
+ * Pinning a page costs more than copying it, so memory is pinned in slabs, which stay until the
+ * arena goes. A slab is a power of two of bytes, and each new one at least as large as all before
+ * it together, up to a cap; a block is the first stretch of a slab that is free and long enough. A
+ * caller that finds no room waits a little for a block to come back; after that, or if it needs
+ * more than the cap, it gets memory that is pinned for it and unpinned after it: slow, and never
+ * stuck.
+ */
+#include "device.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>

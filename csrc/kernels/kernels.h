@@ -14,8 +14,8 @@
  * keeps subnormals, as threads do unless told otherwise. 16-bit floats round to nearest even by
  * integer arithmetic or by an instruction that gives the same bits, subnormals included. fp16
  * overflow gives infinity. n may be 0; pointers need only the alignment of their element; dst may
- * be any source whose elements are as wide as its own, and overlaps none in another way. Nothing
- * here touches the OS.
+ * be any source whose elements are as wide as its own, and overlaps none in another way. Pure:
+ * nothing here touches the OS, and any thread may call. The interface of kernels/ to other folders.
  */
 #ifndef RINGCOMM_KERNELS_H
 #define RINGCOMM_KERNELS_H

@@ -173,4 +173,8 @@ void engine_interrupt_done(rc_engine *e);
 /* Returns the CPU seconds of the engine's own threads. */
 double engine_cpu_seconds(rc_engine *e);
 
+/* Returns the engine's sender (sender.h), started if there is none; NULL if that fails. Under the
+ * lock. */
+struct sender *sender_get(rc_engine *e);
+
 #endif

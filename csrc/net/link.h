@@ -1,4 +1,12 @@
-/* link.h - all lanes to one peer, and the flow of segments over them.
+/* link.h - all lanes to one peer, and the flow of segments over them. The interface of net/ to
+ * other folders. net/ owns what lies between works and network: sockets, the event loop, and the
+ * threads that run it.
+ *
+ *   link.h    frames for one peer       engine.h  the loop, and which thread runs it; pollset.h
+ *   held.h    .. that may not leave     sender.h  the second thread
+ *   lane.h    one connection            ports.h   news of the host's ports
+ *   outbox.h  .. what it sends          tags.h    numbers of sends and receives
+ *   frame.h   a header                  meter.h   the rate of arrivals
  *
  * Striping. Frames queue here, not in the lanes. Each goes to the lane that would finish it first.
  * The time for which a lane is busy follows from the rate at which the peer says that its data

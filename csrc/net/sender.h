@@ -36,10 +36,9 @@ typedef struct sender {
     uint32_t least;       /* payload of a frame worth handing over; 0: any, in any work */
 } sender;
 
-/* Returns the engine's sender, started if there is none; NULL if that fails. Under the engine's
- * lock. */
-sender *sender_get(rc_engine *e);
-/* Ends the sender (NULL: nothing). No outbox may be handed over any more. */
+/* Ends what sender_get (engine.h) has started (NULL: nothing). No outbox may be handed over any
+ * more.
+ */
 void sender_stop(sender *s);
 /* Closes the descriptors in a forked child, which has no such thread. s may be NULL. */
 void sender_after_fork(sender *s);

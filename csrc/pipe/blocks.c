@@ -17,7 +17,6 @@
  * Without memory on the GPU the CPU packs and unpacks; other ranks cannot tell.
  */
 #include "../base/error.h"
-#include "../codec/quant.h"
 #include "pipe.h"
 
 enum { THE_NAN = 0x7fc00000 };

@@ -8,7 +8,6 @@
 
 #include "../base/clock.h"
 #include "../base/error.h"
-#include "../coll/quantised.h"
 #include "pipe.h"
 
 /* Time for which a flight waits for room in the arena. Without a limit it could be waiting for a

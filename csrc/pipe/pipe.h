@@ -1,4 +1,5 @@
-/* pipe.h - transport of a GPU's tensors to the core and back, above the public functions.
+/* pipe.h - transport of a GPU's tensors to the core and back, above the public functions. The
+ * interface of pipe/, for tests: what callers use is in ringcomm.h.
  *
  *     caller            thread "in"                         thread "out"
  *     records an        d2h stream: waits for the event,    waits for the work (and so drives the
@@ -23,7 +24,8 @@
  *
  * Invariants. Staging is given back, and a flight lands, only when no copy can touch it any more. A
  * flight keeps the event that rc_flight_order waits for until it is freed. Once a flight has landed
- * nobody calls CUDA for it. Locks: an engine's before the pipe's.
+ * nobody calls CUDA for it. Threading: callers run pipe.c and flight.c, "in" and "out" run legs.c;
+ * what they share is under the pipe's lock, which is taken after an engine's.
  *
  * Files: pipe.c life and submission; flight.c what callers do with a flight; legs.c both threads;
  * packing.c the kernels, and codecs of 16 bits; blocks.c codecs that quantise.
@@ -36,7 +38,7 @@
 #include <sys/types.h>
 
 #include "../comm.h"
-#include "../cuda/pinned.h"
+#include "../cuda/device.h"
 
 /* Faults that tests plant, to see that they are noticed. Only in builds for tests. */
 enum pipe_fault { PIPE_SOUND, PIPE_NO_INPUT_EVENT, PIPE_NO_DONE_EVENT, PIPE_EARLY_RELEASE };

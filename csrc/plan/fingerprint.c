@@ -1,5 +1,5 @@
-/* fingerprint.c - see fingerprint.h. */
-#include "fingerprint.h"
+/* fingerprint.c - a call in 64 bits, and as text. See plan.h. */
+#include "plan.h"
 
 #include <stdio.h>
 

@@ -1,4 +1,5 @@
-/* plan.c - see plan.h. merges.c has the rest of plans that merge. */
+/* plan.c - paths, segments and counts of every plan; merges.c has what only plans that merge need.
+ * See plan.h. */
 #include "plan.h"
 
 #include "merges.h"

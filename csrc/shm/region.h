@@ -1,4 +1,5 @@
-/* region.h - memory that all ranks of one host share, and each rank's progress in it.
+/* region.h - memory that all ranks of one host share, and each rank's progress in it. The interface
+ * of shm/ to other folders.
  *
  *   per rank:  counters | a ring of slots for contributions | a ring of slots for results
  *

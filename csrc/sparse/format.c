@@ -1,5 +1,5 @@
-/* format.c - see format.h. */
-#include "format.h"
+/* format.c - the layout of a sparse payload. See payload.h. */
+#include "payload.h"
 
 #include <string.h>
 

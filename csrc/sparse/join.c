@@ -1,5 +1,5 @@
-/* join.c - see join.h. */
-#include "join.h"
+/* join.c - sums of payloads. See payload.h. */
+#include "payload.h"
 
 #include <string.h>
 

@@ -1,5 +1,13 @@
-/* optimizer.c - see optimizer.h. */
-#include "optimizer.h"
+/* optimizer.c - optimizer steps that touch only the units that were received. See payload.h.
+ *
+ * Problem. Of a hundred units one is received, so that a step is as fast as the lines of its
+ * weights and states come from memory, and no prefetcher sees where the next one is.
+ *
+ * Design. One cursor goes through the units and prefetches their lines; another, AHEAD units behind
+ * it, does the arithmetic. A block of 16 floats is a line of each of the arrays that begins at one,
+ * else it lies in two.
+ */
+#include "payload.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,5 +1,9 @@
-/* select.c - see select.h. */
-#include "select.h"
+/* select.c - the selection of the units of a tensor that are sent. See payload.h.
+ *
+ * For each chunk c = residual * decay + delta is made in the first cache, its largest units are
+ * found there, and what is left of it goes to memory. So a tensor is read once and written once.
+ */
+#include "payload.h"
 
 #include <string.h>
 

@@ -8,7 +8,6 @@
 #define RINGCOMM_TEST_BAG_H
 
 #include "../../csrc/base/error.h"
-#include "../../csrc/coll/keep.h"
 #include "../../csrc/coll/work.h"
 #include "check.h"
 #include "trial.h"

@@ -5,8 +5,6 @@
 #ifndef RINGCOMM_TEST_PACKER_H
 #define RINGCOMM_TEST_PACKER_H
 
-#include "../../csrc/codec/quant.h"
-#include "../../csrc/coll/quantised.h"
 #include "world.h"
 
 typedef struct packer {

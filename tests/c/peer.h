@@ -8,7 +8,6 @@
 
 #include "../../csrc/base/clock.h"
 #include "../../csrc/net/frame.h"
-#include "../../csrc/plan/fingerprint.h"
 #include "world.h"
 
 enum { PEER_EPOCH = 5, PEER_SEGMENT = 4096, PEER_MAX_LANES = 4 };

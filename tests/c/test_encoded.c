@@ -1,7 +1,6 @@
 /* test_encoded.c - all-reduces whose contributions are encoded already: ranks that give such, and
  * ranks that do not, have the results of ranks that all give tensors.
  */
-#include "../../csrc/coll/encoded.h"
 #include "packer.h"
 #include "quant_world.h"
 

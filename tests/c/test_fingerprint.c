@@ -3,7 +3,7 @@
  */
 #include <string.h>
 
-#include "../../csrc/plan/fingerprint.h"
+#include "../../csrc/plan/plan.h"
 #include "check.h"
 
 typedef struct fields {

@@ -4,7 +4,7 @@
 #include "../../csrc/base/crc32c.h"
 #include "../../csrc/base/error.h"
 #include "../../csrc/net/frame.h"
-#include "../../csrc/plan/fingerprint.h"
+#include "../../csrc/plan/plan.h"
 #include "check.h"
 #include "golden.h"
 

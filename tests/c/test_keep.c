@@ -1,6 +1,7 @@
 /* test_keep.c - what stays with a rank of its own values is copied piece by piece, and right
  * whatever goes on in between.
  */
+#include "../../csrc/coll/keep.h"
 #include "bag.h"
 
 enum { PIECE = KEEP_PIECE_BYTES / 4, MANY = 3 * PIECE + 77 }; /* floats */

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "../../csrc/base/clock.h"
-#include "../../csrc/cuda/pinned.h"
+#include "../../csrc/cuda/device.h"
 #include "gpu.h"
 
 enum { MIB = 1 << 20 };

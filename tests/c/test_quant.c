@@ -1,7 +1,7 @@
 /* test_quant.c - segments of few bits per element in any kernel set: the bits of the portable one,
  * which tests/test_kernels.py holds to the formulas; sums of what was decoded; and sizes.
  */
-#include "../../csrc/codec/quant.h"
+#include "../../csrc/codec/codec.h"
 #include "../../csrc/plan/plan.h"
 #include "check.h"
 #include "draw.h"

@@ -3,7 +3,7 @@
  */
 #include <math.h>
 
-#include "../../csrc/sparse/format.h"
+#include "../../csrc/sparse/payload.h"
 #include "check.h"
 #include "sparse_values.h"
 

@@ -3,14 +3,13 @@
  * bit for bit; a rank that says it can only wait must not be told that it can go on, and some rank
  * always can.
  */
-#include "../../csrc/coll/shared.h"
-
 #include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "../../csrc/base/error.h"
+#include "../../csrc/coll/work.h"
 #include "check.h"
 #include "trial.h"
 

@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../../csrc/codec/quant.h"
+#include "../../csrc/codec/codec.h"
 #include "../../csrc/kernels/kernels.h"
 
 #define EXPORT __attribute__((visibility("default")))
