@@ -237,12 +237,6 @@ static int overlaps(const rc_comm *comm, const rc_call *call)
     return !in_place && src < dst + dst_bytes && dst < src + src_bytes;
 }
 
-static int takes_feedback(rc_collective collective)
-{
-    return collective == RC_ALLREDUCE || collective == RC_REDUCE_SCATTER ||
-           collective == RC_ALLGATHER;
-}
-
 static rc_result check_codec(const rc_call *call, rc_error *error)
 {
     int is_float = call->dtype == RC_F32 || call->dtype == RC_F64;
@@ -251,7 +245,8 @@ static rc_result check_codec(const rc_call *call, rc_error *error)
         return error_set(error, RC_INVALID_ARGUMENT, "compression takes f32 and f64 tensors only");
     if (call->codec >= RC_CODEC_INT8 || call->feedback != NULL) {
         const char *what = call->feedback != NULL ? "error feedback" : "compression that quantises";
-        if (!takes_feedback(call->collective))
+        if (call->collective != RC_ALLREDUCE && call->collective != RC_REDUCE_SCATTER &&
+            call->collective != RC_ALLGATHER)
             return error_set(error, RC_INVALID_ARGUMENT,
                              "%s works in all-reduces, reduce-scatters and all-gathers only", what);
         if (!adds || !is_float)

@@ -6,11 +6,6 @@
 #include "include/ringcomm_sparse.h"
 #include "sparse/payload.h"
 
-static int in_range(float x, float low, float high)
-{
-    return x >= low && x <= high;
-}
-
 uint64_t rc_sparse_record_bytes(const rc_sparse_format *format)
 {
     if (!sparse_format_ok(format))
@@ -40,7 +35,7 @@ rc_result rc_sparse_select(const rc_sparse_format *format, const char *kernel_se
                            uint64_t count, int *poisoned)
 {
     const struct kernel_set *kernels = kernels_find(kernel_set);
-    if (kernels == NULL || !sparse_format_ok(format) || !in_range(decay, 0.0f, 1.0f))
+    if (kernels == NULL || !sparse_format_ok(format) || !(decay >= 0.0f && decay <= 1.0f))
         return RC_INVALID_ARGUMENT;
     void *room = malloc(sparse_select_room(format));
     if (room == NULL)

@@ -260,13 +260,6 @@ static void send_on_all_lanes(rc_comm *c, frame_type type, uint64_t seq)
 
 /* ---- failure ---- */
 
-static void drop_queue(rc_comm *c, frame_queue *queue)
-{
-    out_frame *frame;
-    while ((frame = queue_pop(queue)) != NULL)
-        work_env_release(&c->env, frame);
-}
-
 /* Drops the payload that is being received into a pool buffer: nobody will use it. */
 static void drop_half_received(rc_comm *c, lane *l)
 {
@@ -276,7 +269,9 @@ static void drop_half_received(rc_comm *c, lane *l)
 
 static void detach_link(rc_comm *c, peer_link *ln)
 {
-    drop_queue(c, &ln->queue);
+    out_frame *frame;
+    while ((frame = queue_pop(&ln->queue)) != NULL)
+        work_env_release(&c->env, frame);
     for (int send = 0; send < 2; send++)
         while (held_first(&ln->held, send) != NULL)
             work_env_release(&c->env, held_pop(&ln->held, send));

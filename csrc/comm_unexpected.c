@@ -17,11 +17,6 @@ typedef struct early_frame {
     uint8_t payload[];
 } early_frame;
 
-static int kind_of(const frame_header *h)
-{
-    return (h->flags & FRAME_P2P) != 0;
-}
-
 rc_result comm_unexpected_begin(rc_comm *c, peer_link *ln, const frame_header *h, rx_place *place)
 {
     if (ln->early_bytes + link_cost(h) > ln->credit)
@@ -38,19 +33,14 @@ rc_result comm_unexpected_begin(rc_comm *c, peer_link *ln, const frame_header *h
     return RC_OK;
 }
 
-/* Compares the frame with a collective that waits to go on links (comm_shared.c). */
-static rc_result check_waiting(rc_comm *c, const peer_link *ln, const frame_header *h)
-{
-    const rc_work *w = comm_active_find(c, h, ln->peer);
-    return w != NULL ? comm_check_work(c, w, h, ln->peer) : RC_OK;
-}
-
 /* Keeps a copy of the frame's own size: segments may be small, and many. */
 rc_result comm_unexpected_keep(rc_comm *c, peer_link *ln, const frame_header *h,
                                const uint8_t *payload)
 {
     int is_call = h->type == FRAME_CALL;
-    RC_TRY(check_waiting(c, ln, h));
+    const rc_work *waiting = comm_active_find(c, h, ln->peer); /* to go on links (comm_shared.c) */
+    if (waiting != NULL)
+        RC_TRY(comm_check_work(c, waiting, h, ln->peer));
     if (is_call && c->early_calls >= COMM_MAX_EARLY_CALLS)
         return RC_OK; /* a kept announcement only helps to find mismatches sooner */
     early_frame *early = malloc(sizeof *early + h->length);
@@ -60,7 +50,7 @@ rc_result comm_unexpected_keep(rc_comm *c, peer_link *ln, const frame_header *h,
     if (h->length > 0)
         memcpy(early->payload, payload, h->length);
     c->early_calls += is_call;
-    keyed_push(&ln->early[kind_of(h)], &early->of_seq, h->seq);
+    keyed_push(&ln->early[(h->flags & FRAME_P2P) != 0], &early->of_seq, h->seq);
     return RC_OK;
 }
 

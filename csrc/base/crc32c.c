@@ -210,11 +210,6 @@ HARDWARE static uint32_t by_instructions(uint32_t start, const unsigned char *da
 static append_table append_fold;
 static uint64_t fold_factor[2]; /* for the first 8 bytes of 16, for the others */
 
-static int folding_supported(void)
-{
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("vpclmulqdq");
-}
-
 /* Makes the factors that fold 16 bytes FOLD_STRIDE bytes on. In a 64-bit word bit 63 is the
  * coefficient of x^0; the product of two words, in two words, lies one bit lower than its
  * coefficients would, and so counts x times as much. */
@@ -300,7 +295,8 @@ static void prepare_methods(void)
 #ifdef FOLDING
     make_append(&append_fold, FOLD_BLOCK);
     make_fold_factors();
-    if (hardware_supported() && folding_supported())
+    if (hardware_supported() && __builtin_cpu_supports("avx2") &&
+        __builtin_cpu_supports("vpclmulqdq"))
         methods[method_count++] = by_folding;
     crc32c_wide_prepare(power);
     if (crc32c_wide_supported())

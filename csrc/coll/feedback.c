@@ -134,11 +134,6 @@ static rc_result make_owner_room(rc_feedback *f, uint64_t count)
     return RC_OK;
 }
 
-static int owns(const rc_feedback *f, feedback_range owner)
-{
-    return f->owned.start == owner.start && f->owned.end == owner.end;
-}
-
 void feedback_fold(rc_feedback *f, double factor)
 {
     float *worker = f->worker[f->now].data + f->owned.start;
@@ -181,7 +176,7 @@ static rc_result begin_owner(rc_feedback *f, feedback_range owner, feedback_view
 
 rc_result feedback_begin(rc_feedback *f, const feedback_use *use, feedback_view *view)
 {
-    if (!owns(f, use->owner))
+    if (f->owned.start != use->owner.start || f->owned.end != use->owner.end)
         feedback_fold(f, use->fold);
     *view = (feedback_view){0};
     RC_TRY(begin_owner(f, use->owner, view));

@@ -18,11 +18,6 @@ static piece piece_of(const rc_work *w, uint32_t chunk, uint32_t segment)
                    .elems = plan_segment_elems(&w->plan, chunk, segment)};
 }
 
-static uint32_t unit_of(const rc_work *w, const piece *at)
-{
-    return at->part * plan_segments(&w->plan, 0) + at->segment;
-}
-
 rc_result merge_init(rc_work *w)
 {
     const plan *p = &w->plan;
@@ -138,7 +133,7 @@ static rc_result take_unit_turn(rc_work *w, const piece *at, turns_unit *unit, p
 rc_result merge_take(rc_work *w, const frame_header *h, pool_buffer *buffer)
 {
     piece at = piece_of(w, h->chunk, h->segment);
-    uint32_t number = unit_of(w, &at);
+    uint32_t number = at.part * plan_segments(&w->plan, 0) + at.segment;
     turns_keep(&w->turns, number, plan_turn(&w->plan, h->chunk), buffer);
     while (w->env != NULL && (buffer = turns_next(&w->turns, number)) != NULL)
         RC_TRY(take_unit_turn(w, &at, &w->turns.of[number], buffer));

@@ -215,13 +215,6 @@ int quantised_can_send_more(const rc_work *w)
     return 0;
 }
 
-static rc_result send_next_to(rc_work *w, int peer)
-{
-    outflow *to = &w->quantised->to[peer];
-    to->ahead++;
-    return send_own(w, chunk_towards(&w->plan, peer), to->next++);
-}
-
 /* The flag sending_more stops the recursion: a frame that reaches a socket at once calls this
  * again. */
 rc_result quantised_send_more(rc_work *w)
@@ -233,9 +226,13 @@ rc_result quantised_send_more(rc_work *w)
         return RC_OK;
     work_retain(w); /* the last frame or a failure may end it */
     q->sending_more = 1;
-    for (int distance = 1; distance < n && result == RC_OK && w->env != NULL; distance++)
-        if (contribution_may_leave(w, (rank + distance) % n))
-            result = send_next_to(w, (rank + distance) % n);
+    for (int distance = 1; distance < n && result == RC_OK && w->env != NULL; distance++) {
+        int peer = (rank + distance) % n;
+        if (contribution_may_leave(w, peer)) {
+            q->to[peer].ahead++;
+            result = send_own(w, chunk_towards(&w->plan, peer), q->to[peer].next++);
+        }
+    }
     q->sending_more = 0;
     work_release(w);
     return result;
@@ -380,23 +377,19 @@ static rc_result store_segment(rc_work *w, const frame_header *h, pool_buffer *b
     return RC_OK;
 }
 
-/* Puts a contribution that the caller adds itself into its place. */
-static rc_result put_beside(rc_work *w, const frame_header *h, pool_buffer *buffer)
-{
-    memcpy(payload_of(w, h->chunk, h->segment), buffer->data, h->length);
-    pool_return(w->env->buffers, buffer);
-    return join_note_event(&w->join, h->segment) ? join_segment(w, h->chunk, h->segment) : RC_OK;
-}
-
 rc_result quantised_end(rc_work *w, const frame_header *h, pool_buffer *buffer)
 {
     if (plan_action_at(&w->plan, h->chunk, h->step) == PLAN_STORE)
         return store_segment(w, h, buffer);
-    if (is_left_to_caller(w))
-        return put_beside(w, h, buffer);
-    if (!join_keep(&w->join, h->segment, plan_rank_at(&w->plan, h->chunk, 0), buffer))
-        return RC_OK;
-    return join_segment(w, h->chunk, h->segment);
+    int is_last;
+    if (is_left_to_caller(w)) {
+        memcpy(payload_of(w, h->chunk, h->segment), buffer->data, h->length);
+        pool_return(w->env->buffers, buffer);
+        is_last = join_note_event(&w->join, h->segment);
+    } else {
+        is_last = join_keep(&w->join, h->segment, plan_rank_at(&w->plan, h->chunk, 0), buffer);
+    }
+    return is_last ? join_segment(w, h->chunk, h->segment) : RC_OK;
 }
 
 /* ---- the end ---- */

@@ -322,14 +322,6 @@ static rc_result start_frames(rc_work *w)
     }
 }
 
-/* Sends what is queued, first to the next rank: every rank begins with another receiver, so that no
- * switch port sees many senders at once. A failure here may end the work. */
-static void pump_links(const work_env *env)
-{
-    for (int distance = 1; distance < env->world_size; distance++)
-        link_pump(env->links[(env->rank + distance) % env->world_size]);
-}
-
 uint64_t work_segment_bytes(const rc_work *w, uint64_t elems)
 {
     return w->quantised != NULL ? quantised_bytes(w, elems) : elems * w->codec.wire_bytes;
@@ -382,7 +374,10 @@ rc_result work_start(rc_work *w, work_env *env)
     RC_TRY(make_merge_room(w));
     keep_begin(w);
     RC_TRY(start_frames(w));
-    pump_links(env);
+    /* Every rank begins with another receiver, the next rank, so that no switch port sees many
+     * senders at once. A failure here may end the work. */
+    for (int distance = 1; distance < env->world_size; distance++)
+        link_pump(env->links[(env->rank + distance) % env->world_size]);
     return RC_OK;
 }
 

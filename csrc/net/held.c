@@ -50,14 +50,6 @@ static out_frame *merge_all(out_frame *child)
     return merged;
 }
 
-static out_frame *pop_lowest(held_frames *held)
-{
-    out_frame *frame = held->lowest;
-    if (frame != NULL)
-        held->lowest = merge_all(frame->held.child);
-    return frame;
-}
-
 /* ---- sends: a list, and a queue for each tag ---- */
 
 static out_frame *frame_of(keyed_entry *entry)
@@ -128,7 +120,9 @@ out_frame *held_pop(held_frames *held, int send)
     if (send) /* the oldest of all is the oldest of its tag */
         return held_pop_of_tag(held, tags_tag(held->oldest->header.seq));
     held->count--;
-    return pop_lowest(held);
+    out_frame *frame = held->lowest;
+    held->lowest = merge_all(frame->held.child);
+    return frame;
 }
 
 int held_before(held_frames *held, const frame_header *h)

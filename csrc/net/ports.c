@@ -73,14 +73,6 @@ void ports_parse(port_watch *w, const void *data, size_t length)
     }
 }
 
-/* Reports a loss of messages once all that came are read. */
-static void report_loss(port_watch *w)
-{
-    if (w->stale)
-        w->forget(w);
-    w->stale = 0;
-}
-
 static void read_port_messages(engine_source *source, uint32_t events)
 {
     port_watch *w = (port_watch *)source;
@@ -92,8 +84,10 @@ static void read_port_messages(engine_source *source, uint32_t events)
             ports_parse(w, data, (size_t)got);
         else if (got < 0 && errno == ENOBUFS) /* the kernel has dropped messages */
             w->stale = 1;
-        else if (got < 0 && errno == EAGAIN) {
-            report_loss(w);
+        else if (got < 0 && errno == EAGAIN) { /* all that came are read */
+            if (w->stale)
+                w->forget(w);
+            w->stale = 0;
             return;
         } else if (got == 0 || (got < 0 && errno != EINTR))
             engine_remove(w->engine, source);

@@ -226,12 +226,6 @@ void sender_settle(sender *s)
 
 /* ---- the sender's side ---- */
 
-static void tell_driver(sender *s)
-{
-    if (!atomic_exchange(&s->news, 1))
-        engine_rouse(s->engine);
-}
-
 /* Sends by one system call. Under the lock, which is released meanwhile. */
 static void send_some(sender *s, outbox *box)
 {
@@ -258,7 +252,8 @@ static void send_some(sender *s, outbox *box)
     if (!box->news)
         return;
     pthread_mutex_unlock(&s->lock);
-    tell_driver(s);
+    if (!atomic_exchange(&s->news, 1))
+        engine_rouse(s->engine);
     pthread_mutex_lock(&s->lock);
 }
 

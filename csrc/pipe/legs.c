@@ -15,11 +15,6 @@
  * wait. */
 enum { PATIENCE_MS = 100 };
 
-static int is_message(const rc_flight *f)
-{
-    return f->call.collective == RC_SEND || f->call.collective == RC_RECV;
-}
-
 int flight_reads(const rc_flight *f)
 {
     return plan_reads(&f->call, f->pipe->comm->env.rank);
@@ -74,6 +69,7 @@ static uint64_t staged(const rc_flight *f, uint64_t bytes)
 static rc_result take_staging(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
+    int is_message = f->call.collective == RC_SEND || f->call.collective == RC_RECV;
     int in_place = f->pieces != NULL || f->call.src == f->call.dst || f->is_packed;
     uint64_t src = flight_reads(f) ? staged(f, flight_bytes(f, 1)) : 0;
     uint64_t dst = flight_writes(f) ? staged(f, flight_bytes(f, 0)) : 0;
@@ -85,26 +81,18 @@ static rc_result take_staging(rc_flight *f, rc_error *error)
     uint64_t bytes = in_place ? (src > dst ? src : dst) : at + dst;
     if (bytes == 0) /* off the root of a scatter or gather that has nothing to do here */
         return RC_OK;
-    RC_TRY(pinned_take(&p->arena, bytes, is_message(f) ? 0 : PATIENCE_MS, &f->staging, error));
+    RC_TRY(pinned_take(&p->arena, bytes, is_message ? 0 : PATIENCE_MS, &f->staging, error));
     f->src = f->staging->data;
     f->dst = in_place ? f->src : f->src + at;
     return RC_OK;
 }
 
-/* Returns the tensor's pieces, or one piece that is the whole source or result. */
-static const rc_piece *pieces_of(const rc_flight *f, int of_src, rc_piece *whole, int *count)
-{
-    const void *at = of_src ? f->call.src : f->call.dst;
-    *whole = (rc_piece){.address = (uintptr_t)at, .bytes = flight_bytes(f, of_src)};
-    *count = f->pieces != NULL ? f->piece_count : 1;
-    return f->pieces != NULL ? f->pieces : whole;
-}
-
 rc_result flight_each(rc_flight *f, int of_src, flight_copy *copy, rc_error *error)
 {
-    int count;
-    rc_piece whole;
-    const rc_piece *pieces = pieces_of(f, of_src, &whole, &count);
+    const void *at = of_src ? f->call.src : f->call.dst;
+    rc_piece whole = {.address = (uintptr_t)at, .bytes = flight_bytes(f, of_src)};
+    const rc_piece *pieces = f->pieces != NULL ? f->pieces : &whole;
+    int count = f->pieces != NULL ? f->piece_count : 1;
     for (int i = 0; i < count; i++)
         if (pieces[i].bytes > 0)
             RC_TRY(copy(f, &pieces[i], error));
@@ -143,14 +131,6 @@ static rc_result copy_piece_in(rc_flight *f, const rc_piece *piece, rc_error *er
                        staged(f, piece->bytes), p->d2h);
 }
 
-static rc_result copy_in(rc_flight *f, rc_error *error)
-{
-    rc_pipe *p = f->pipe;
-    RC_TRY(f->in_blocks ? blocks_copy_in(f, error) : flight_each(f, 1, copy_piece_in, error));
-    RC_TRY(DEVICE_CALL(p->device, error, cuEventRecord, p->copied, p->d2h));
-    return DEVICE_CALL(p->device, error, cuEventSynchronize, p->copied);
-}
-
 /* Has the GPU pack the flight if it can. Without memory on the GPU the CPU packs; other ranks
  * cannot tell. */
 static rc_result choose_packing(rc_flight *f, rc_error *error)
@@ -167,6 +147,7 @@ static rc_result choose_packing(rc_flight *f, rc_error *error)
 
 static rc_result bring_in(rc_flight *f, rc_error *error)
 {
+    rc_pipe *p = f->pipe;
     rc_call call = f->call;
     rc_work *work = NULL;
     RC_TRY(choose_packing(f, error));
@@ -175,13 +156,15 @@ static rc_result bring_in(rc_flight *f, rc_error *error)
     if (f->pieces != NULL && !f->in_blocks)
         clear_gaps(f);
     if (flight_reads(f)) {
-        RC_TRY(follow_caller(f, f->pipe->d2h, error));
-        RC_TRY(copy_in(f, error));
+        RC_TRY(follow_caller(f, p->d2h, error));
+        RC_TRY(f->in_blocks ? blocks_copy_in(f, error) : flight_each(f, 1, copy_piece_in, error));
+        RC_TRY(DEVICE_CALL(p->device, error, cuEventRecord, p->copied, p->d2h));
+        RC_TRY(DEVICE_CALL(p->device, error, cuEventSynchronize, p->copied));
     }
     call.src = f->src;
     call.dst = f->dst;
     call.encoded = f->is_packed || f->in_blocks;
-    RC_TRY(rc_submit(f->pipe->comm, &call, &work, error));
+    RC_TRY(rc_submit(p->comm, &call, &work, error));
     f->work = work;
     return RC_OK;
 }

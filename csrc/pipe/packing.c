@@ -89,17 +89,12 @@ rc_result packing_room(rc_pipe *p, pipe_scratch *scratch, uint64_t bytes, rc_err
     return RC_OK;
 }
 
-static unsigned blocks_for(uint64_t elements)
-{
-    uint64_t blocks = (elements + ELEMENTS_OF_BLOCK - 1) / ELEMENTS_OF_BLOCK;
-    return blocks < MOST_BLOCKS ? (unsigned)blocks : MOST_BLOCKS;
-}
-
 rc_result packing_launch(rc_pipe *p, int kernel, uint64_t elements, cu_stream stream,
                          void **parameters, rc_error *error)
 {
-    return device_launch(p->device, kernel, blocks_for(elements), THREADS, stream, parameters,
-                         error);
+    uint64_t blocks = (elements + ELEMENTS_OF_BLOCK - 1) / ELEMENTS_OF_BLOCK;
+    return device_launch(p->device, kernel, blocks < MOST_BLOCKS ? (unsigned)blocks : MOST_BLOCKS,
+                         THREADS, stream, parameters, error);
 }
 
 rc_result packing_pack(rc_flight *f, const rc_piece *piece, cu_address to, cu_stream stream,

@@ -50,12 +50,6 @@
 /* Part of a ring's time below which its hops do not matter. */
 #define SHOWS 0.05
 
-static double bytes_per_ns(uint32_t link_mbit)
-{
-    uint32_t mbit = link_mbit == 0 ? UNKNOWN_MBIT : link_mbit < MOST_MBIT ? link_mbit : MOST_MBIT;
-    return BYTES_PER_NS / 1000 * mbit;
-}
-
 /* Returns the time (ns) of an all-reduce whose bytes take `whole` ns on the wire. */
 static double time_of(rc_algorithm algorithm, int world_size, double whole)
 {
@@ -93,7 +87,8 @@ rc_algorithm plan_choose(const rc_call *call, int world_size, uint64_t wire_byte
         return RC_RING;
     if (wanted != RC_AUTO)
         return wanted;
-    double whole = (double)wire_bytes / bytes_per_ns(link_mbit);
+    uint32_t mbit = link_mbit == 0 ? UNKNOWN_MBIT : link_mbit < MOST_MBIT ? link_mbit : MOST_MBIT;
+    double whole = (double)wire_bytes / (BYTES_PER_NS / 1000 * mbit);
     double ring = time_of(RC_RING, world_size, whole), least = ring;
     rc_algorithm best = RC_RING;
     for (unsigned i = 0; i < sizeof others / sizeof *others; i++) {

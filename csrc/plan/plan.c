@@ -291,12 +291,6 @@ uint32_t plan_local_copy_chunk(const plan *p)
 
 /* ---- counts of frames ---- */
 
-/* Returns 1 if paths go around, each rank sending to the next one only. */
-static int goes_around(const plan *p)
-{
-    return p->algorithm == RC_RING && p->collective <= RC_REDUCE;
-}
-
 /* Counts the frames that a rank sends another, in plans of single hops. */
 static uint64_t frames_between(const plan *p, int from, int to)
 {
@@ -339,7 +333,7 @@ static uint64_t count_frames(const plan *p, int peer, int sends)
     int n = p->world_size, rank = p->rank;
     if (plan_merges(p))
         return merges_frames(p, peer);
-    if (goes_around(p)) {
+    if (p->algorithm == RC_RING && p->collective <= RC_REDUCE) { /* each rank sends to the next */
         int before = (rank + n - 1) % n, neighbour = sends ? (rank + 1) % n : before;
         if (n == 1 || (peer >= 0 && peer != neighbour))
             return 0;
@@ -363,17 +357,14 @@ uint64_t plan_sends(const plan *p, int peer)
     return count_frames(p, peer, 1);
 }
 
-static int begins_towards(const plan *p, uint32_t chunk, int peer)
-{
-    return chunk != PLAN_NO_CHUNK && plan_hops(p, chunk) > 0 && plan_segments(p, chunk) > 0 &&
-           plan_rank_at(p, chunk, 1) == peer;
-}
-
 int plan_starts_towards(const plan *p, int peer)
 {
     uint32_t first = 0, count = plan_merges(p) ? plan_parts(p) : plan_initial_chunks(p, &first);
-    for (uint32_t i = 0; i < count; i++)
-        if (begins_towards(p, plan_merges(p) ? plan_send_after_turns(p, i, 0) : first + i, peer))
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t chunk = plan_merges(p) ? plan_send_after_turns(p, i, 0) : first + i;
+        if (chunk != PLAN_NO_CHUNK && plan_hops(p, chunk) > 0 && plan_segments(p, chunk) > 0 &&
+            plan_rank_at(p, chunk, 1) == peer)
             return 1;
+    }
     return 0;
 }

@@ -30,15 +30,10 @@ static size_t result_bytes(int ranks)
     return align_bytes(REGION_DEPTH * part_bytes(ranks));
 }
 
-static size_t region_bytes(int ranks)
-{
-    return counter_bytes(ranks) +
-           (size_t)ranks * ((size_t)REGION_DEPTH * REGION_SLOT_BYTES + result_bytes(ranks));
-}
-
 rc_result region_map(region *r, int fd, int self, int ranks)
 {
-    size_t bytes = region_bytes(ranks);
+    size_t of_rank = (size_t)REGION_DEPTH * REGION_SLOT_BYTES + result_bytes(ranks);
+    size_t bytes = counter_bytes(ranks) + (size_t)ranks * of_rank;
     if (ftruncate(fd, (off_t)bytes) != 0)
         return RC_SYSTEM;
     (void)fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK); /* or a peer could take mapped pages away */
