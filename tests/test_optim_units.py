@@ -14,8 +14,7 @@ from ringcomm.codecs import BLOCK
 from ringcomm.torch.optim import OneBitAdam, OneBitLamb, span
 from ringcomm.torch.optim.span import Numbered, Span, lay_out
 from ringcomm.torch.optim.units import Units
-from ringcomm.torch.tensors import all_finite
-from ringcomm.torch.tiles import tile_elements
+from ringcomm.torch.tensors import all_finite, tile_elements
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 SHAPES = [(50, 43), (40, 33), (77,)]

@@ -24,7 +24,7 @@ from ringcomm.torch import OuterStep
 from ringcomm.torch.outer import Nesterov
 from ringcomm.torch.outer.blocks import Block
 from ringcomm.torch.outer.flight import Flight
-from ringcomm.torch.tiles import tiles
+from ringcomm.torch.tensors import tiles
 from ringcomm.torch.worker import Worker
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]

@@ -48,21 +48,19 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..communicator import works_of_process
+from ..communicator import Communicator, works_of_process
 from ..errors import ConfigError, NotInitializedError
+from .account import Account
+from .group import RingcommGroup
 from .steps import after_steps, before_steps, has_any
 from .wrapped import is_exchanged, is_sharded, wrappers_of
-
-if TYPE_CHECKING:
-    from .group import RingcommGroup
-    from .hooks import HookState
 
 # ---- silence ----
 
@@ -124,6 +122,24 @@ class _Watch:
         return self._text(owner) if is_silent and self.is_over else None
 
 
+class GradientHook(Protocol):
+    """State of a gradient hook, so far as it is watched.
+
+    Attributes:
+        account: counts its buckets.
+    """
+
+    account: Account
+
+    @property
+    def comm(self) -> Communicator:
+        """Communicator in use. Raises NotInitializedError where there is none."""
+
+    @property
+    def parameter_ids(self) -> Collection[int]:
+        """id() of each parameter of its model; empty without a model."""
+
+
 class _Watches:
     """All watches of the process."""
 
@@ -161,29 +177,26 @@ class _Watches:
 
 
 _watches = _Watches()
-_hooks: weakref.WeakSet[HookState] = weakref.WeakSet()
+_hooks: weakref.WeakSet[GradientHook] = weakref.WeakSet()
 forget = _watches.forget
 
 
-def watch_hook(state: HookState) -> None:
+def watch_hook(state: GradientHook) -> None:
     """Watches a hook's state."""
     _hooks.add(state)
     if state.parameter_ids:
         carried, ids = (lambda one: one.account.carried), (lambda one: one.parameter_ids)
         _watches.add(_Watch(state, carried, _of_hook, 0, ids))
     else:
-        _watches.add(_Watch(state, lambda _: _buckets_of_process(), _of_hook, 0))
+        _watches.add(
+            _Watch(state, lambda _: sum(hook.account.carried for hook in list(_hooks)), _of_hook, 0)
+        )
 
 
 def watch_group(group: RingcommGroup) -> None:
     """Watches a default process group."""
     if group.comm.world_size > 1:
         _watches.add(_Watch(group, lambda _: works_of_process(), _of_group, None))
-
-
-def hooks_of_process() -> list[HookState]:
-    """Returns the states of all hooks in the process."""
-    return list(_hooks)
 
 
 def watch_steps(
@@ -203,11 +216,7 @@ def watch_steps(
     _watches.add(_Watch(owner, carried, text, carried(owner), ids))
 
 
-def _buckets_of_process() -> int:
-    return sum(state.account.carried for state in hooks_of_process())
-
-
-def _of_hook(state: HookState) -> str | None:
+def _of_hook(state: GradientHook) -> str | None:
     try:
         ranks = state.comm.world_size
     except NotInitializedError:
@@ -368,7 +377,7 @@ def refuse_others(ids: Collection[int], name: str) -> None:
         ids: id() of each parameter.
         name: the optimizer's class.
     """
-    for state in hooks_of_process():
+    for state in list(_hooks):
         if not set(state.parameter_ids).isdisjoint(ids):
             raise ConfigError(
                 f"a {type(state).__name__} was made for parameters of this {name}: the hook would "

@@ -29,7 +29,7 @@ from typing import Any, Literal, NoReturn, TypedDict
 import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
-from ..codecs import CODECS, Codec, Compression
+from ..codecs import CODECS, Compression
 from ..communicator import Communicator
 from ..errors import ConfigError, RingcommError, TensorError, naming
 from ..exact import without_exact
@@ -323,7 +323,8 @@ class HookState:
         if self.error is not None:  # an earlier bucket failed, but DDP must see the step's end
             future = failed_future(gradients, self.account, self.error)
         else:
-            codec = self._codec_of(gradients.buffer)
+            known = gradients.buffer.dtype in COMPRESSIBLE
+            codec = self._policy.codec(self.steps) if known else CODECS["none"]
             self._policy.look(gradients, self.loss_scale)
             future = profiling.bucket_range(
                 self.account,
@@ -392,11 +393,6 @@ class HookState:
         is_watched = self._watch is not None and self._watch.unsuited is unsuited
         if unsuited is not None and not is_watched and not self.force:
             self._watch = AdamWatch(unsuited)
-
-    def _codec_of(self, gradients: torch.Tensor) -> Codec:
-        """Returns the codec of a bucket: the step's, or none for dtypes that no codec takes."""
-        known = gradients.dtype in COMPRESSIBLE
-        return self._policy.codec(self.steps) if known else CODECS["none"]
 
     # ---- measurements ----
 

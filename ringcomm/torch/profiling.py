@@ -18,9 +18,9 @@ import torch
 from torch.autograd.profiler import record_function
 
 from .account import Account, Moved
-from .backward import after_backward
 from .buckets import Bucket
 from .hook_report import bytes_text
+from .steps import after_backward
 from .works import RingWork
 
 _Future = torch.futures.Future[torch.Tensor]
@@ -60,21 +60,14 @@ def bucket_range(
     with record_function(f"ringcomm:bucket {account.position} {codec}, {size}") as record:
         future: _Future = record._call_end_callbacks_on_future(launch())
     if bucket.last:
-        _when_all_is_over(lambda: _tell(account.latest_buckets(), rails()))
+        # Queued twice: so it runs after the callbacks that DDP queues after the last bucket.
+        after_backward(
+            lambda: after_backward(lambda: _record_sent(account.latest_buckets(), rails()))
+        )
     return future
 
 
-def _when_all_is_over(tell: Callable[[], None]) -> None:
-    """Calls ``tell`` at the end of backward, after the callbacks that DDP queues after the last
-    bucket."""
-
-    def again() -> None:
-        after_backward(tell)
-
-    after_backward(again)
-
-
-def _tell(buckets: Sequence[tuple[int, Moved]], rails: Sequence[str]) -> None:
+def _record_sent(buckets: Sequence[tuple[int, Moved]], rails: Sequence[str]) -> None:
     for number, moved in buckets:
         with record_function(f"ringcomm:bucket {number} sent {sent_text(moved, rails)}"):
             pass

@@ -46,17 +46,14 @@ class Shares:
         if not isinstance(tensors, Mapping):
             return saved
         if is_exact(saved):
-            return self._without_place(saved)
+            column = {"world_size": self._grid.column.world_size, "rank": self._grid.column.rank}
+            own = as_own(saved, {**column, **self._place()}, "the hook")
+            return {**own, "exact": column}
         return {**saved, "tensors": {name: self._share(name, one) for name, one in tensors.items()}}
 
     def _place(self) -> dict[str, int]:
         """Returns this rank's place in its host."""
         return {"places": self._grid.places, "place": self._grid.place}
-
-    def _without_place(self, saved: Mapping[str, Any]) -> dict[str, Any]:
-        column = {"world_size": self._grid.column.world_size, "rank": self._grid.column.rank}
-        own = as_own(saved, {**column, **self._place()}, "the hook")
-        return {**own, "exact": column}
 
     def _whole(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         names = sorted(tensors)

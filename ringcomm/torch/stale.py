@@ -31,11 +31,11 @@ from ..codecs import Codec
 from ..errors import ConfigError, RingcommError
 from .account import Account
 from .argument_checks import require_truth, require_whole
-from .backward import after_backward
 from .buckets import Bucket, in_shape_of
 from .correction import Correction
 from .guards import STALE, Unsuited
 from .named_feedback import NamedFeedback
+from .steps import after_backward
 from .streams import future_on
 from .transport import GradientFuture, Transport
 from .wrapped import inner_of, wrappers_of

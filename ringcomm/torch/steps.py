@@ -1,4 +1,4 @@
-"""Process-wide listeners that run before and after every torch optimizer step.
+"""Calls at the ends of a step: around every torch optimizer step, and after a backward.
 
 torch walks its registry of hooks in each step; if another thread or the garbage collector changes
 it meanwhile, the step ends with an error. So torch has one hook of ours on each side of a step,
@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Container
 from typing import Any
 
+import torch
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -62,6 +63,17 @@ class Listeners:
 
 before_steps = Listeners(register_optimizer_step_pre_hook)
 after_steps = Listeners(register_optimizer_step_post_hook)
+_engine: Any = torch.autograd.Variable._execution_engine
+
+
+def after_backward(call: Callable[[], object]) -> bool:
+    """Queues a call for the end of the backward that this thread runs, after calls queued before.
+    Returns False, and never calls, if this thread runs no backward."""
+    try:
+        _engine.queue_callback(call)
+    except RuntimeError:
+        return False
+    return True
 
 
 def remove_all(handles: list[Any]) -> None:

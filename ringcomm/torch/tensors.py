@@ -1,16 +1,22 @@
-"""Torch tensors as the core takes them: dtypes that it does not know, and lists of tensors.
+"""Torch tensors as the core takes them: dtypes that it does not know, and lists of tensors; and
+passes over large tensors.
 
 Collectives that only move see a tensor as another dtype of the same size, which changes no bit.
 Those that reduce do so only if the result is exact: bool as bytes, complex numbers as pairs of real
 ones (if the op treats these alike).
 
+Several passes over large tensors fetch them from memory each time; tile by tile, they fetch each
+tile once.
+
 Invariants: a view shares the tensor's memory, or a copy of it is scattered back when the
-collective is over (buffers.View). Errors are TensorError, a TypeError and a RuntimeError.
+collective is over (buffers.View). Errors are TensorError, a TypeError and a RuntimeError. Tiles
+begin at blocks of every codec, and so at multiples of a vector instruction's width: element-wise
+operations give the same bits as on the whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -31,6 +37,7 @@ KNOWN = {
     torch.int32,
     torch.int64,
 }
+_TILE_ELEMENTS = 1 << 17  # per thread; so many fit a core's cache
 
 
 class MetaView(View):
@@ -130,6 +137,34 @@ def unpack(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         at += tensor.numel()
 
 
+def require_alike(tensors: Sequence[torch.Tensor], like: torch.Tensor, what: str) -> None:
+    """Raises ValueError, as torch does, unless all have the dtype and number of elements."""
+    for index, tensor in enumerate(tensors):
+        if tensor.dtype != like.dtype or tensor.numel() != like.numel():
+            raise ValueError(
+                f"{what}: tensor {index} is {tensor.dtype}{list(tensor.shape)}, and must have the "
+                f"dtype and number of elements of {like.dtype}{list(like.shape)}"
+            )
+
+
+# ---- passes over large tensors ----
+
+
+def tile_elements() -> int:
+    """Returns the number of elements of a tile, for as many threads as torch uses."""
+    return _TILE_ELEMENTS * torch.get_num_threads()
+
+
+def tiles(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yields the flat tiles of tensors of one shape; or the tensors whole, if they are small, on a
+    GPU or not contiguous."""
+    size = tile_elements()
+    in_tiles = all(one.device.type == "cpu" and one.is_contiguous() for one in tensors)
+    if tensors[0].numel() <= size or not in_tiles:
+        return iter([tensors])
+    return zip(*(torch.split(tensor.view(-1), size) for tensor in tensors), strict=True)
+
+
 def all_finite(values: torch.Tensor) -> bool:
     """Returns whether no element of a real tensor is NaN or infinite. One pass without a temporary,
     40 times as fast on a CPU as ``isfinite().all()``."""
@@ -144,13 +179,3 @@ def repeat_last(flat: torch.Tensor, start: int, end: int, stop: int) -> None:
     if lacking and end > start:
         own = flat[max(start, end - lacking) : end]
         flat[end:stop] = own.repeat(-(-lacking // len(own)))[:lacking]
-
-
-def require_alike(tensors: Sequence[torch.Tensor], like: torch.Tensor, what: str) -> None:
-    """Raises ValueError, as torch does, unless all have the dtype and number of elements."""
-    for index, tensor in enumerate(tensors):
-        if tensor.dtype != like.dtype or tensor.numel() != like.numel():
-            raise ValueError(
-                f"{what}: tensor {index} is {tensor.dtype}{list(tensor.shape)}, and must have the "
-                f"dtype and number of elements of {like.dtype}{list(like.shape)}"
-            )

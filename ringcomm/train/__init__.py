@@ -13,7 +13,7 @@ Files, top to bottom; a file imports only files below it:
     distributed                         the process group, and control messages between ranks
     progress, final_report, checkpoint  display and log, final report, files on disk
     sampling, optim, models             order of the samples, optimizers, networks
-    resnet, vit, gpt, transformer
+    resnet, transformer
     data                                sources of samples
     launcher, command_line              the environment, the command line
 

@@ -14,9 +14,8 @@ from torch import nn
 
 from ..errors import ConfigError
 from .data import Data
-from .gpt import GPT
 from .resnet import ResNet
-from .vit import ViT
+from .transformer import GPT, ViT
 
 _RESNET_WIDTH = 16  # channels of the first stage
 _SIZES = {

@@ -1,12 +1,17 @@
-"""The pre-norm transformer block that ViT and GPT share.
+"""The transformers, a small GPT over bytes and a ViT, and the pre-norm block that they share.
 
-x = x + attention(norm(x));  x = x + mlp(norm(x))
+block   x = x + attention(norm(x));  x = x + mlp(norm(x))
+GPT     bytes -> embedding -> + position -> causal blocks -> norm -> logits of the next byte
+ViT     image -> patches -> linear -> + position -> blocks -> norm -> mean over patches -> linear
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from ..errors import ConfigError
 
 
 class Block(nn.Module):
@@ -44,6 +49,79 @@ class Attention(nn.Module):
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         y: Tensor = self.out(mixed.transpose(1, 2).reshape(n, tokens, width))
         return y
+
+
+class GPT(nn.Module):
+    """GPT (Radford et al. 2019) from bytes int64 [n, T], T <= context, to logits
+    [n, T, vocabulary]; its output layer is tied to the token embedding."""
+
+    def __init__(
+        self,
+        context: int,
+        vocabulary: int,
+        *,
+        width: int,
+        layers: int,
+        heads: int,
+    ) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, width)
+        self.position = nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(Block(width, heads, causal=True) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        init_weights(self, layers)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.token(tokens) + self.position(places)
+        x = self.norm(self.blocks(x))
+        return functional.linear(x, self.token.weight)
+
+
+class ViT(nn.Module):
+    """Vision transformer (Dosovitskiy et al. 2020) from images float [n, C, H, W] to logits
+    [n, classes]; H and W are multiples of ``patch_size``. Mean pooling replaces a class token."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        classes: int,
+        *,
+        width: int,
+        layers: int,
+        heads: int,
+    ) -> None:
+        super().__init__()
+        channels, height, breadth = shape
+        patch = patch_size(height, breadth)
+        patches = (height // patch) * (breadth // patch)
+        self.patches = nn.Conv2d(channels, width, patch, stride=patch)
+        self.position = nn.Parameter(torch.randn(1, patches, width) * 0.02)
+        self.blocks = nn.Sequential(*(Block(width, heads, causal=False) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+        init_weights(self, layers)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = self.blocks(x + self.position)
+        logits: Tensor = self.head(self.norm(x).mean(dim=1))
+        return logits
+
+
+def patch_size(height: int, breadth: int) -> int:
+    """Return the side of a patch: 16 for photographs, 4 for thumbnails, 2 for tiny scans.
+
+    Raises ConfigError if the image is no whole number of patches.
+    """
+    side = min(height, breadth)
+    patch = 16 if side >= 96 else 4 if side >= 16 else 2
+    if height % patch or breadth % patch:
+        raise ConfigError(
+            f"images of {height} x {breadth} cannot be cut into patches of {patch}; make both "
+            f"sides multiples of {patch}"
+        )
+    return patch
 
 
 def init_weights(model: nn.Module, layers: int) -> None:

@@ -53,12 +53,12 @@ from .arithmetic import (
     power,
     root,
     root_of,
+    total,
 )
 from .checks import REMOVED, codec_name, require_adam
 from .freezing import Freeze, FreezePoint, Renewals, freeze_point, steps_remembered
 from .rule import Exchange, Rule
 from .span import Span
-from .sums import total
 from .units import Units
 from .wire import WireOptimizer, WireSettings
 

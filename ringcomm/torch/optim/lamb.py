@@ -25,11 +25,10 @@ from ...codecs import Compression
 from ...communicator import Communicator
 from ..argument_checks import require, takes
 from .adam import Renewed
-from .arithmetic import with_decay
+from .arithmetic import norm, with_decay
 from .checks import REMOVED, at_least, codec_name, require_adam
 from .freezing import Freeze, FreezePoint, freeze_point
 from .span import Place, Span
-from .sums import norm
 from .wire import WireOptimizer, WireSettings
 
 _BETA = 0.9  # decay of c_avg

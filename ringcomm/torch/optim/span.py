@@ -24,8 +24,7 @@ import torch
 
 from ...codecs import BLOCK
 from ...errors import ConfigError
-from ..tensors import repeat_last
-from ..tiles import tile_elements
+from ..tensors import repeat_last, tile_elements
 from .checks import require_dense
 
 Mark = tuple[object, ...]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 
@@ -17,7 +16,7 @@ from ... import codecs
 from ...communicator import Communicator
 from ...feedback import ErrorFeedback, FeedbackStore
 from ...work import Work
-from ..buckets import average
+from ..buckets import Feedback, average
 from ..tensors import all_finite
 from .rule import Exchange, Rule
 from .span import Span
@@ -55,7 +54,10 @@ class Flight:
             rule.outgoing(exchange.what, span, out)
             span.fill_padding(out)
             codec = codec_of(exchange, span)
-            feedback = _feedback_of(exchange, codec, span, store)
+            name = residuals_of(exchange.what, span)
+            feedback: Feedback = False
+            if name in store or codec.needs_feedback:
+                feedback = store[name]  # a gentle codec delivers a residual that is there already
             if feedback is not False and codec.quantises:
                 self._used.append(feedback)
             self._means[exchange.what] = out
@@ -66,7 +68,11 @@ class Flight:
         """Waits for the means, and runs the rule's update. Returns False, and changes nothing, if
         they are not finite."""
         self._wait()
-        finite = all(map(self._is_finite, self._means))
+        # In a codec of few bits a value that is not finite makes all of it NaN.
+        finite = all(
+            all_finite(mean[:1] if self._quantised[what] else mean)
+            for what, mean in self._means.items()
+        )
         if finite:
             factors = self._rule.update(self.span, self._means)
             for what, factor in (factors or {}).items():
@@ -91,12 +97,6 @@ class Flight:
         for work in self._works:
             stats = work.stats()
             self.carried += stats.sent_bytes + stats.shared_bytes
-
-    def _is_finite(self, what: str) -> bool:
-        mean = self._means[what]
-        if self._quantised[what]:  # a value that is not finite makes all of it NaN
-            mean = mean[:1]
-        return all_finite(mean)
 
     def _undo(self) -> None:
         for feedback in self._used:
@@ -126,12 +126,3 @@ def _rescale(store: FeedbackStore, name: str, factor: torch.Tensor) -> None:
     kept, factors = store[name], factor.to("cpu", torch.float32).numpy()
     start, owner = kept.owner_start, kept.owner
     kept.load(kept.worker * factors, owner * factors[start : start + len(owner)], start)
-
-
-def _feedback_of(
-    exchange: Exchange, codec: codecs.Codec, span: Span, store: FeedbackStore
-) -> ErrorFeedback | Literal[False]:
-    name = residuals_of(exchange.what, span)
-    if name in store or codec.needs_feedback:
-        return store[name]  # a gentle codec delivers a residual that is there already
-    return False

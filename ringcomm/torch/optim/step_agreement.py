@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ import torch
 
 from ...communicator import Communicator
 from ...errors import MismatchError
-from .span import Place, Span
+from .span import Place, Span, wide
 
 _HEAD = 4  # numbers before the parameters' ones
 
@@ -152,18 +152,9 @@ def _rounded(value: object) -> object:
 def _squares(places: Sequence[Place]) -> float:
     """Returns the sum of squares of all gradients; waits once for each GPU."""
     norms: dict[torch.device, list[torch.Tensor]] = {}
-    for gradient in _gradients(places):
-        norm = torch.linalg.vector_norm(gradient, dtype=_summed_in(gradient.dtype))
+    for gradient in [place.gradient() for place in places]:
+        if gradient is None:
+            continue
+        norm = torch.linalg.vector_norm(gradient, dtype=wide(gradient.dtype))
         norms.setdefault(gradient.device, []).append(norm.double())
     return sum(float(torch.stack(found).square().sum()) for found in norms.values())
-
-
-def _gradients(places: Sequence[Place]) -> Iterator[torch.Tensor]:
-    for place in places:
-        gradient = place.gradient()
-        if gradient is not None:
-            yield gradient
-
-
-def _summed_in(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from ...errors import ConfigError
-from ..tensors import all_finite, repeat_last
-from ..tiles import tiles
+from ..tensors import all_finite, repeat_last, tiles
 
 Named = tuple[str, torch.Tensor]
 

@@ -25,7 +25,7 @@ import torch
 from ...communicator import Communicator
 from ...errors import RingcommError
 from ...work import Work
-from ..tiles import tiles
+from ..tensors import tiles
 from .blocks import Block, Scratch
 from .header import Header, Headers
 from .rules import Memory, Rule

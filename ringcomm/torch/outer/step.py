@@ -14,7 +14,7 @@ It consists of parts that do not depend on each other:
     fragments.py  the cut of the model           wires.py      exchanges of deltas
     rules.py      updates of the anchor          peers.py      members of a round
     rounds.py     the rounds, and their end      guard.py      skipped steps
-    settings.py   checks of settings             last_word.py  warning of a forgotten end
+    settings.py   checks of settings
 
 Invariants: the anchor is the same on all ranks, to the bit if they compute alike. Training without
 exchange is intended here, so an idle default process group causes no warning; an OuterStep that
@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import logging
 import threading
 import warnings
 import weakref
@@ -53,7 +54,6 @@ from .blocks import Block
 from .flight import Fragment, Unit
 from .fragments import buffers_of, cut, trained_of
 from .guard import Guard
-from .last_word import LastWord
 from .peers import FixedPeers, Peers
 from .report import OuterReport
 from .rounds import Rounds
@@ -62,6 +62,7 @@ from .settings import OuterSettings, choose
 from .ticks import NoTicks, optimizers_of, ticks_of
 from .wires import DenseWire, LargestWire, Wires
 
+_log = logging.getLogger("ringcomm")
 _attached: weakref.WeakSet[OuterStep] = weakref.WeakSet()
 _attaching = threading.Lock()
 
@@ -187,7 +188,7 @@ class OuterStep:
         self._guard = Guard(optimizers, {one: names[one] for one in self._ids}, self._core)
         self._is_attached = self._is_swapped = False
         self._has_end_only = every is None
-        self._last_word = LastWord(self)
+        self._end_warning = _EndWarning(self)
         self._watch_steps()
 
     def __reduce__(self) -> NoReturn:
@@ -224,7 +225,7 @@ class OuterStep:
             self._core.use(FixedPeers(self._own))
         if dist.is_initialized():
             guards.forget(dist.group.WORLD)
-        self._last_word.was_forgotten = False
+        self._end_warning.was_forgotten = False
         self._watch_steps()
         self._first_batch = guards.FirstBatch(self._model)
         self._guard.start()
@@ -256,7 +257,7 @@ class OuterStep:
         self._require_same_weights()
         with self._core.watch.paused():
             self._core.flush()
-        self._last_word.unsent = self._core.unsent
+        self._end_warning.unsent = self._core.unsent
 
     @naming("detach() of OuterStep")
     def detach(self) -> None:
@@ -267,11 +268,12 @@ class OuterStep:
             self._require_own_weights("detach()")
             with self._core.watch.paused():
                 self._core.land()
-            if self._has_end_only and self._last_word.unsent:
+            unsent = self._end_warning.unsent
+            if self._has_end_only and unsent:
                 warnings.warn(
-                    f"detach() of OuterStep(every=None) without flush(): {self._last_word.unsent} "
-                    "iterations of this rank were not exchanged, and the ranks' models differ. "
-                    "Call flush() before, on all ranks",
+                    f"detach() of OuterStep(every=None) without flush(): {unsent} iterations of "
+                    "this rank were not exchanged, and the ranks' models differ. Call flush() "
+                    "before, on all ranks",
                     guards.SilenceWarning,
                     stacklevel=3,  # the caller, above naming()
                 )
@@ -287,7 +289,7 @@ class OuterStep:
             self._made.close()
             self._peers = self._made = None
         self._core.stop(self._own)
-        self._last_word.unsent = 0
+        self._end_warning.unsent = 0
         self._own = None
         self._is_attached = False
         with _attaching:
@@ -308,10 +310,10 @@ class OuterStep:
             if kind is None and self._is_attached:
                 self.flush()
         finally:
-            unsent = self._last_word.unsent
+            unsent = self._end_warning.unsent
             self._let_go()
             if isinstance(error, SystemExit):  # no traceback shows it
-                self._last_word.unsent = unsent
+                self._end_warning.unsent = unsent
 
     # ---- in training ----
 
@@ -421,7 +423,7 @@ class OuterStep:
         rounds = self._core.number
         with self._core.watch.paused():
             self._core.tick()
-            self._last_word.unsent = self._core.unsent
+            self._end_warning.unsent = self._core.unsent
         if self._core.number != rounds:
             self._require_same_weights()
 
@@ -447,6 +449,44 @@ class OuterStep:
     def _require_attached(self) -> None:
         if not self._is_attached:
             raise ConfigError('OuterStep is not attached; use it in a "with", or call attach()')
+
+
+class _EndWarning:
+    """Logs a warning when an OuterStep is deleted, or at exit, without its end: only this rank's
+    model has its training, and no other error would show that.
+
+        never attached                  a forgotten "with": repeats the SilenceWarning
+        attached, and never detached    iterations of this rank are in no round
+        left by SystemExit              the same; other exceptions need no warning
+
+    It logs once, and does not keep the OuterStep alive.
+
+    Args:
+        owner: that OuterStep.
+
+    Attributes:
+        unsent: iterations of this rank that are in no round yet.
+        was_forgotten: whether optimizers of its model have stepped while it was not attached.
+    """
+
+    def __init__(self, owner: object) -> None:
+        self.unsent = 0
+        self.was_forgotten = False
+        weakref.finalize(owner, self._say)
+
+    def _say(self) -> None:
+        if self.was_forgotten:
+            _log.warning(
+                "OuterStep was never attached, and the ranks have trained apart: train "
+                'in a "with" of it, or call attach()'
+            )
+        elif self.unsent:
+            _log.warning(
+                "OuterStep was left without its end: %d iterations of this rank are in no "
+                'round, and the ranks\' models differ. Leave its "with", or call flush() '
+                "and detach()",
+                self.unsent,
+            )
 
 
 def require_settings(**settings: Unpack[OuterSettings]) -> None:
@@ -492,7 +532,7 @@ def _require_own(optimizers: Sequence[torch.optim.Optimizer], ids: set[int]) -> 
 
 def _silent(outer: OuterStep) -> str:
     if not outer._is_attached:
-        outer._last_word.was_forgotten = True
+        outer._end_warning.was_forgotten = True
         return (
             f"{guards.SILENT_STEPS} steps of an optimizer of its model, and OuterStep is not "
             'attached: the ranks train apart. Train in a "with" of it, or call attach()'
