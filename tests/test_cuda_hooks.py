@@ -121,7 +121,7 @@ def train(
             gradients.mul_(0.5)  # the first of the optimizer
             results.append(gradients.clone())
         time.sleep(0.005)  # for other threads to let go of what they must not
-    state.residuals.settle()
+    state.residuals.commit_or_undo()
     if torch_gpu is not None:
         results = [torch_gpu.read(one) for one in results]
     return results + [torch.from_numpy(state.feedback[name].worker) for name in state.feedback]
@@ -221,7 +221,7 @@ def test_a_dropped_step_takes_back_nothing_older(torch_gpu: TorchGpu) -> None:
             values[0] = value
             bucket: Any = Bucket(torch_gpu.tensor(values), [parameter], True)
             allreduce_hook(state, bucket).wait()
-            state.residuals.settle()
+            state.residuals.commit_or_undo()
             return torch.from_numpy(state.feedback["head"].worker)
 
         before = step(1.0)

@@ -12,7 +12,7 @@ from ranks import run_ranks
 from ringcomm import Communicator
 from ringcomm.codecs import BLOCK
 from ringcomm.torch.optim import OneBitAdam, OneBitLamb, span
-from ringcomm.torch.optim.span import Numbered, Span, lay_out
+from ringcomm.torch.optim.span import IndexedParameter, Span, lay_out
 from ringcomm.torch.optim.units import Units
 from ringcomm.torch.tensors import all_finite, tile_elements
 
@@ -23,7 +23,7 @@ SHAPES = [(50, 43), (40, 33), (77,)]
 def span_of(count: int) -> Span:
     """A large one, with a variance."""
     parameter = torch.nn.Parameter(torch.zeros(count, 1))
-    (made,) = lay_out([Numbered(0, 0, parameter)], 0, ("exp_avg_sq",))
+    (made,) = lay_out([IndexedParameter(0, 0, parameter)], 0, ("exp_avg_sq",))
     made.group = {"eps": 1e-8}
     made.state["exp_avg_sq"].copy_(torch.rand(made.count) ** 4)
     return made

@@ -162,14 +162,14 @@ def test_a_peer_that_is_lost_is_known_at_the_next_tick() -> None:
         outer.attach()
         if comm.rank:
             comm.barrier()
-            outer._let_go()
+            outer._disconnect()
             return
         outer._core.iteration = 999_999
         outer.tick()
         comm.barrier()
         with pytest.raises(PeerLostError):
             train_until_it_fails(outer)
-        outer._let_go()
+        outer._disconnect()
 
     with World(2, config=Config(timeout=10 * PATIENCE)) as world:
         world.run(rank)
@@ -194,7 +194,7 @@ def test_an_exception_in_training_waits_for_nobody() -> None:
         if comm.rank:
             outer.attach()
             comm.barrier()
-            outer._let_go()
+            outer._disconnect()
             return
         with pytest.raises(KeyboardInterrupt):
             interrupted(outer)

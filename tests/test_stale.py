@@ -230,4 +230,4 @@ def test_an_account_of_steps_that_travel_during_the_next() -> None:
         assert step["hidden_s"] <= step["in_flight_s"]
     assert first["exposed_s"] < 1.0
     assert second["exposed_s"] > 0
-    assert [len(account.news()), len(account.news())] == [3, 0]
+    assert [len(account.unreported_steps()), len(account.unreported_steps())] == [3, 0]

@@ -448,11 +448,13 @@ def test_it_learns_with_one_block_in_ten() -> None:
 
 
 def test_the_layout_follows_the_parameters() -> None:
-    from ringcomm.torch.optim.span import Numbered
+    from ringcomm.torch.optim.span import IndexedParameter
 
     parameters = [torch.nn.Parameter(torch.randn(5, 7)) for _ in range(5)]
     before = [one.detach().clone() for one in parameters]
-    made = lay_out([Numbered(i, 0, one) for i, one in enumerate(parameters)], bucket_bytes=280)
+    made = lay_out(
+        [IndexedParameter(i, 0, one) for i, one in enumerate(parameters)], bucket_bytes=280
+    )
     assert [[place.index for place in one.places] for one in made] == [[4, 3], [2, 1], [0]]
     assert all(place.start % 16 == 0 for one in made for place in one.places)
     assert [one.count for one in made] == [96, 96, 48]

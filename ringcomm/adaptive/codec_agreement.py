@@ -20,8 +20,8 @@ from typing import Protocol, TypeVar
 from ..codecs import parse
 from .law import DELAY, FIRST_WINDOW, WINDOW, Change, Law, Load, Rung, Seen, Window
 
-_Told = TypeVar("_Told", covariant=True)
-Later = Callable[[], _Told]
+_Result = TypeVar("_Result", covariant=True)
+Later = Callable[[], _Result]
 """Waits for a started exchange and returns its result. Raises the errors of the collective."""
 
 
@@ -91,9 +91,9 @@ class Agreement:
 
     def _take_up(self, step: int) -> Change | None:
         assert self._spread is not None
-        at, told = self._spread
+        at, later = self._spread
         self._spread = None
-        text = told()
+        text = later()
         self._next = at - DELAY + WINDOW
         if not text:
             return None

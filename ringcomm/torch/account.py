@@ -80,7 +80,7 @@ class _Step:
     def is_over(self) -> bool:
         return self.complete and not self.open
 
-    def told(self) -> StepReport:
+    def report(self) -> StepReport:
         """Returns the step's figures; the step must be over."""
         arrived = max(done for _, done in self.works)
         late = 0.0 if self.deferred else max(0.0, arrived - self.last_submitted)
@@ -113,7 +113,7 @@ class Account:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ended: float | None = None
-        self._untold: deque[_Step] = deque(maxlen=KEPT)
+        self._unreported: deque[_Step] = deque(maxlen=KEPT)
         self.carried = 0
         self.deferred = False
         self._codecs: deque[CodecStretch] = deque(maxlen=KEPT)
@@ -171,7 +171,7 @@ class Account:
         began = now if self._ended is None else self._ended
         self._step, self._stalled = _Step(began, self.deferred, self._stalled), 0.0
         self._steps.append(self._step)
-        self._untold.append(self._step)
+        self._unreported.append(self._step)
         return self._step
 
     @contextlib.contextmanager
@@ -186,14 +186,14 @@ class Account:
         with self._lock:
             self._stalled += time.perf_counter() - began
 
-    def news(self) -> list[StepReport]:
+    def unreported_steps(self) -> list[StepReport]:
         """Returns the finished steps that no earlier call returned, oldest first; a reset does not
         matter."""
-        told = []
+        reports = []
         with self._lock:
-            while self._untold and self._untold[0].is_over:
-                told.append(self._untold.popleft().told())
-        return told
+            while self._unreported and self._unreported[0].is_over:
+                reports.append(self._unreported.popleft().report())
+        return reports
 
     def use(self, step: int, codec: str) -> None:
         """Notes that a step begins, and its codec."""
@@ -224,6 +224,6 @@ class Account:
                 rail_bytes=list(self._moved.rails),
                 comm_s=self._comm_s,
                 works=[work for step in self._steps for work in step.works],
-                steps=[step.told() for step in self._steps if step.is_over],
+                steps=[step.report() for step in self._steps if step.is_over],
                 codecs=[stretch.copy() for stretch in self._codecs],
             )

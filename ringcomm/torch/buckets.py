@@ -20,7 +20,7 @@ from ..communicator import Communicator
 from ..feedback import ErrorFeedback
 from ..work import Work
 from .named_feedback import COMPRESSIBLE, NamedFeedback
-from .streams import Poison
+from .streams import NonFiniteFlag
 from .tensors import memory_of
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Parts:
             return
         self.travelling = self._cut(bucket, codec, residuals)
         if codec.quantises:  # other codecs send the residuals whole or do not touch them
-            residuals.mark_used(part.feedback for part in self.travelling)
+            residuals.add_undoable(part.feedback for part in self.travelling)
 
     def _cut(self, bucket: Bucket, codec: Codec, residuals: NamedFeedback) -> list[Part]:
         large, end = [], 0
@@ -141,9 +141,9 @@ class Parts:
         if start < stop:
             self._small.append(self._buffer[start:stop])
 
-    def poison(self) -> Poison:
+    def nonfinite_flag(self) -> NonFiniteFlag:
         """Returns a flag that is set if a result is not finite."""
-        return Poison([p.tensor[:1] if p.is_large else p.tensor for p in self.travelling])
+        return NonFiniteFlag([p.tensor[:1] if p.is_large else p.tensor for p in self.travelling])
 
     def unpack(self) -> None:
         """Copies the results of small tensors back to their places."""

@@ -96,8 +96,8 @@ class GridExchange(CommExchange):
     def spread(self, text: str) -> Later[str]:
         """Starts to send the deciding rank's text to the ranks of place 0; they pass it to their
         rows when the text is asked for."""
-        told = super().spread(text) if self._speaks else lambda: ""
-        return lambda: _spread(self._row, told())()
+        result = super().spread(text) if self._speaks else lambda: ""
+        return lambda: _spread(self._row, result())()
 
 
 def _spread(comm: Communicator, text: str) -> Later[str]:
@@ -108,11 +108,11 @@ def _spread(comm: Communicator, text: str) -> Later[str]:
     # Other ranks send zeros. Frames of an all-reduce name their call; those of a broadcast do not.
     work = comm.allreduce(buffer, "max", async_op=True)
 
-    def told() -> str:
+    def result() -> str:
         work.wait()
         return buffer.tobytes().rstrip(b"\0").decode("ascii")
 
-    return told
+    return result
 
 
 def _packed(state: dict[str, Any]) -> bytes:

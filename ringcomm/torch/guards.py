@@ -153,7 +153,7 @@ class _Watches:
                 after_steps.add(self._look)
             self._all.append(watch)
 
-    def forget(self, owner: object) -> None:
+    def unwatch(self, owner: object) -> None:
         """Ends the watch of an owner."""
         self._end(lambda watch: watch.is_of(owner))
 
@@ -178,7 +178,7 @@ class _Watches:
 
 _watches = _Watches()
 _hooks: weakref.WeakSet[GradientHook] = weakref.WeakSet()
-forget = _watches.forget
+unwatch = _watches.unwatch
 
 
 def watch_hook(state: GradientHook) -> None:

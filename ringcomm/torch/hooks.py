@@ -152,7 +152,7 @@ class HookState:
         if model is not None:
             self.name_parameters(model)
         self._pace.require(self._policy.codecs)
-        self.residuals.serve(self.compression, needs_feedback(self._policy))
+        self.residuals.set_codec(self.compression, needs_feedback(self._policy))
         self._running = self._is_compared = False
         self._watch: AdamWatch | None = None
         guards.watch_hook(self)
@@ -207,7 +207,7 @@ class HookState:
             return
         scale = self.scaler.get_scale()
         if scale != self.loss_scale:
-            self._pace.settle(self.steps)
+            self._pace.finish_previous_step(self.steps)
         self.feedback.loss_scale = scale
 
     @property
@@ -254,7 +254,7 @@ class HookState:
         if self.warmup_steps or state:
             state["steps"] = self.steps
         if self.residuals.keeps:
-            self.residuals.settle()
+            self.residuals.commit_or_undo()
             store = self.feedback
             saved = store.state_dict(self.comm) if own else store.gather_state_dict(self.comm)
             state["feedback"] = self.transport.joined(saved)
@@ -278,7 +278,7 @@ class HookState:
         if not state:
             return
         steps = _steps_of(state)
-        self._pace.settle(self.steps)
+        self._pace.finish_previous_step(self.steps)
         residuals, policy, pace = (
             _mapping_of(state, key) for key in ("feedback", "policy", "pace")
         )
@@ -288,7 +288,7 @@ class HookState:
                     "the state holds residuals, and this hook can keep none; give HookState(..., "
                     "model=model) without feedback=False, or load {} to drop them"
                 )
-            self.residuals.settle()
+            self.residuals.commit_or_undo()
             self.residuals.reserve()
             own = self.transport.divided(residuals)
             self.residuals.load(own, self.comm, strict)
@@ -342,12 +342,12 @@ class HookState:
         """Does what is due once in a step, before its first bucket."""
         if self._running:
             return
-        self._pace.settle(self.steps)
+        self._pace.finish_previous_step(self.steps)
         if self.error is not None:
             raise self.error
         self.transport.begin()
-        finite = self.residuals.settle()
-        for report in self.account.news():
+        finite = self.residuals.commit_or_undo()
+        for report in self.account.unreported_steps():
             self._policy.note(report, finite)
         self._running = True
         self._follow_scaler()
@@ -454,7 +454,7 @@ class HookState:
             warmup_steps=state["warmup_steps"],
             transport=transport,
         )
-        guards.forget(self)  # a copy may never be used
+        guards.unwatch(self)  # a copy may never be used
         self.steps = state["steps"]
         self._pace_setting = state["pace"]
         self._pace = pace_of(self._pace_setting, transport, self.account, self.residuals)

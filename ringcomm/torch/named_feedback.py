@@ -2,7 +2,7 @@
 
 Invariants: a parameter's residual is kept under its name, never by bucket: DDP lays the buckets
 out anew after the first step. A step in which a result is not finite leaves all residuals as they
-were (``settle``), on all ranks alike, as all see the same results.
+were (``commit_or_undo``), on all ranks alike, as all see the same results.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from ..communicator import Communicator
 from ..errors import ConfigError
 from ..feedback import ErrorFeedback, FeedbackStore
-from .streams import Poison
+from .streams import NonFiniteFlag
 from .wrapped import inner_of, plain_name
 
 COMPRESSIBLE = (torch.float32, torch.float64)
@@ -48,7 +48,7 @@ class NamedFeedback:
         self._threshold = threshold
         self._kept_of = kept_of
         self._names: dict[int, tuple[torch.Tensor, str]] = {}
-        self._poison: list[Poison] = []
+        self._nonfinite_flags: list[NonFiniteFlag] = []
         self._used: list[ErrorFeedback] = []
 
     # ---- names ----
@@ -82,7 +82,7 @@ class NamedFeedback:
         name."""
         return next((p.numel() for p, known in self._names.values() if known == name), None)
 
-    def serve(self, compression: str, needed: bool) -> None:
+    def set_codec(self, compression: str, needed: bool) -> None:
         """Sets the codec. Raises ConfigError, and keeps the former one, if residuals are to be kept
         and parameters have no names."""
         before = self.compression, self.needed
@@ -154,20 +154,21 @@ class NamedFeedback:
 
     # ---- steps that are dropped ----
 
-    def mark_used(self, feedbacks: Iterable[ErrorFeedback | Literal[False]]) -> None:
-        """Notes residuals that a codec changes in this step, and that ``settle`` may restore."""
+    def add_undoable(self, feedbacks: Iterable[ErrorFeedback | Literal[False]]) -> None:
+        """Notes residuals that a codec changes in this step; ``commit_or_undo`` may restore
+        them."""
         self._used += [feedback for feedback in feedbacks if feedback is not False]
 
-    def mark_poison(self, poison: Poison) -> None:
+    def add_nonfinite_flag(self, flag: NonFiniteFlag) -> None:
         """Adds a bucket's flag of results that are not finite. From any thread."""
-        self._poison.append(poison)
+        self._nonfinite_flags.append(flag)
 
-    def settle(self) -> bool:
+    def commit_or_undo(self) -> bool:
         """Ends a step whose works are all over. Returns whether all checked results were finite; if
         not, restores the residuals of before the step."""
-        finite = not any(poison.is_there() for poison in self._poison)
+        finite = not any(flag.wait() for flag in self._nonfinite_flags)
         if not finite:
             for feedback in self._used:
                 feedback.undo()
-        self._poison, self._used = [], []
+        self._nonfinite_flags, self._used = [], []
         return finite

@@ -40,7 +40,7 @@ class Pace(Protocol):
         """Raises ConfigError if one of the codecs cannot work with this pace, or a model is
         missing."""
 
-    def settle(self, step: int) -> None:
+    def finish_previous_step(self, step: int) -> None:
         """Waits, before the first bucket of a step, until the works of the step before are over,
         failed ones included (``Transport.error``)."""
 
@@ -73,7 +73,7 @@ class EveryStep:
     def require(self, codecs: Sequence[Codec]) -> None:
         """Does nothing: this pace works with all codecs."""
 
-    def settle(self, step: int) -> None:
+    def finish_previous_step(self, step: int) -> None:
         """Does nothing: DDP has waited at the end of backward."""
 
     def launch(self, bucket: Bucket, codec: Codec) -> GradientFuture:

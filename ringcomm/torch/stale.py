@@ -123,7 +123,7 @@ class OneStepStale:
 
     # ---- a step ----
 
-    def settle(self, step: int) -> None:
+    def finish_previous_step(self, step: int) -> None:
         """Waits for the works of the step before, and decides whether the coming means are late."""
         self._arrive()
         self._is_late = step >= self._setting.dense_steps or bool(self._late)
@@ -190,7 +190,7 @@ class OneStepStale:
         self._launched.append(key)
         lates = [self._late.pop(id(parameter), None) for parameter, _, _ in bucket.spans]
         for future in {id(late.future): late.future for late in lates if late}.values():
-            if future is not None:  # over since settle(); makes this thread's stream follow it
+            if future is not None:  # it is over: this makes the thread's stream follow it
                 future.wait()
         store = self._stores.get(key)
         if store is not None:

@@ -76,7 +76,7 @@ class Fetched:
         return self._scalar.item()
 
 
-class Poison:
+class NonFiniteFlag:
     """Flag: whether any of some tensors has a value that is not finite.
 
     Making it starts the check, on a GPU on its current stream, without waiting: the answer is
@@ -91,6 +91,6 @@ class Poison:
         if tensors:
             self._finite = Fetched(torch.cat(list(tensors), dim=-1).isfinite().all())
 
-    def is_there(self) -> bool:
+    def wait(self) -> bool:
         """Returns the flag; waits for the GPU if the check is not over."""
         return self._finite is not None and not self._finite.value()

@@ -115,18 +115,18 @@ class FlatTransport:
         """Does nothing."""
 
     def launch(self, bucket: Bucket, codec: Codec) -> GradientFuture:
-        flight = _Flight(self, bucket, self._account)
+        pending = _PendingBucket(self, bucket, self._account)
         parts = Parts(bucket, codec, self._residuals)
         with naming(_EXCHANGE):
             for part in parts.travelling:
-                flight.submit(self.comm, part)
+                pending.submit(self.comm, part)
 
         def arrived() -> None:
             parts.unpack()
             if parts.is_cut:
-                self._residuals.mark_poison(parts.poison())
+                self._residuals.add_nonfinite_flag(parts.nonfinite_flag())
 
-        return flight.future(arrived)
+        return pending.future(arrived)
 
     def kept_of(self, parameter: torch.Tensor) -> int:
         """Returns the number of all elements."""
@@ -141,7 +141,7 @@ class FlatTransport:
         return saved
 
 
-class _Flight:
+class _PendingBucket:
     """Works of a bucket, and a Future of all of them."""
 
     def __init__(self, transport: FlatTransport, bucket: Bucket, account: Account) -> None:

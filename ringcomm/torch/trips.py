@@ -36,7 +36,7 @@ from .exchange import CommExchange, GridExchange
 from .grid import Grid
 from .named_feedback import NamedFeedback
 from .shares import Shares
-from .streams import Poison, future_on, on_stream
+from .streams import NonFiniteFlag, future_on, on_stream
 from .transport import GradientFuture
 from .worker import Worker
 
@@ -114,7 +114,7 @@ class HierarchicalTransport:
         future: GradientFuture = trip.future
         return future
 
-    def forget(self, trip: Trip) -> None:
+    def remove(self, trip: Trip) -> None:
         """Removes a trip that is over."""
         with self._lock:
             if trip in self._trips:
@@ -215,7 +215,7 @@ class Trip:
         self._cuda = device if device.type == "cuda" else None
         self._over = future_on([device])
         self.future = self._over.then(self._result)
-        self._settle = threading.Lock()
+        self._end_lock = threading.Lock()
         self._parts = Parts(bucket, codec, transport.residuals)
         self._rows = Rows([part.tensor for part in self._parts.travelling], self._grid.places)
         self._shard = self._rows.table.new_empty(self._rows.table.shape[1])
@@ -225,7 +225,7 @@ class Trip:
 
     # ---- in the courier's thread ----
 
-    def cross(self, stream: Any) -> None:
+    def reduce_across_hosts(self, stream: Any) -> None:
         """Waits for the host's sum, and sends this rank's shard to the other hosts."""
         if stream is not None:  # the allocator must know it: they were made on another stream
             self._shard.record_stream(stream)
@@ -237,7 +237,7 @@ class Trip:
                 work = average(self._grid.column, shard, part.compression, part.feedback)
                 self._works.append(work)
 
-    def come_home(self, stream: Any) -> None:
+    def gather_on_host(self, stream: Any) -> None:
         """Waits for the mean of the shard, gathers all shards of the host, and unpacks them."""
         with on_stream(stream):
             for work in self._works:
@@ -247,29 +247,29 @@ class Trip:
             self._rows.unpack()
             self._parts.unpack()
             if self._parts.is_cut:
-                self._transport.residuals.mark_poison(self._poison())
+                self._transport.residuals.add_nonfinite_flag(self._nonfinite_flag())
 
-    def _poison(self) -> Poison:
+    def _nonfinite_flag(self) -> NonFiniteFlag:
         """Returns a flag that is set if a result is not finite. A codec of few bits then makes a
         whole share NaN, so its first value is enough."""
         looked_at = [
             (start, min(start + 1, end) if part.is_large else end)
             for (start, end), part in zip(self._rows.spans, self._parts.travelling, strict=True)
         ]
-        return Poison([self._rows.table[:, start:end] for start, end in looked_at])
+        return NonFiniteFlag([self._rows.table[:, start:end] for start, end in looked_at])
 
     # ---- its end ----
 
     def end(self, stream: Any = None) -> None:
         """Completes the Future, once; the transport knows whether the step has failed."""
-        with self._settle:
+        with self._end_lock:
             if self.is_over:
                 return
             self.is_over = True
         self._count(work.stats() for work in self._works)
         with on_stream(stream):  # a Future of a GPU's tensor records the current stream
             self._over.set_result(None if stream is None else self._buffer)
-        self._transport.forget(self)
+        self._transport.remove(self)
 
     def stream(self) -> Any:
         """Returns a new stream on the bucket's GPU; None on a CPU."""
@@ -303,13 +303,13 @@ class Courier:
 
     def take(self, trip: Trip) -> None:
         """Queues a trip that has begun, in the order of buckets."""
-        self._worker.submit(functools.partial(self._go_along, trip))
+        self._worker.submit(functools.partial(self._process, trip))
 
     def end(self) -> None:
         """Ends the thread; no more trips will come."""
         self._worker.close(_PATIENCE)
 
-    def _go_along(self, trip: Trip) -> None:
+    def _process(self, trip: Trip) -> None:
         """Sends a bucket's shard as soon as its sum is ready; after the last bucket of a step,
         gathers all in the same order."""
         if self._stream is None:
@@ -317,19 +317,19 @@ class Courier:
         self._step.append(trip)
         try:
             if not trip.is_over:
-                trip.cross(self._stream)
+                trip.reduce_across_hosts(self._stream)
             if trip.last:
-                self._bring_home()
+                self._finish_step()
         except BaseException as error:
             trip.fail(error)
         if trip.last:
             self._step = []
 
-    def _bring_home(self) -> None:
+    def _finish_step(self) -> None:
         for trip in self._step:
             if trip.is_over:  # the step has failed
                 return
-            trip.come_home(self._stream)
+            trip.gather_on_host(self._stream)
             if trip.last:
                 trip.pass_on()
             trip.end(self._stream)

@@ -272,10 +272,10 @@ class RingWork(_TorchWork):  # type: ignore[misc]
                 except Exception as error:  # the tensor was changed in flight
                     self._error = error
             # Dropped outside the lock: this may free the group, whose __del__ calls this Work.
-            let_go = self._after, self._used
+            released = self._after, self._used
             self._after, self._used = None, ()
             self._over = True
-        del let_go
+        del released
 
 
 @functools.cache

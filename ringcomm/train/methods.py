@@ -143,9 +143,9 @@ class Gradients(Method):
         """Return means of the hook's report, over the steps that it remembers."""
         if self._hook is None:
             return {}
-        told = self._hook.report()["steps"]
+        steps_reported = self._hook.report()["steps"]
         figures = {
-            name: sum(step[key] for step in told) / max(1, len(told))
+            name: sum(step[key] for step in steps_reported) / max(1, len(steps_reported))
             for name, key in _OF_A_STEP.items()
         }
         sent = figures["wire_bytes_per_step"] + figures["shared_bytes_per_step"]

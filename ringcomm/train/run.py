@@ -24,7 +24,7 @@ from .final_report import build, table
 from .launcher import SharedError
 from .progress import Log, Progress
 
-_TOLD_EVERY = 10  # steps between two lines of progress
+_REPORT_EVERY = 10  # steps between two lines of progress
 _UNSETTLED = 5  # first steps, not measured: DDP rebuilds its buckets and allocators grow
 
 
@@ -72,7 +72,7 @@ class Run:
         self.engine.connect()
         self.engine.method.load_state_dict(state)
         self._records: list[StepRecord] = []
-        self._told = self.step
+        self._reported = self.step
         self._unsettled = min(_UNSETTLED, (self.steps - self.step) // 2)
 
     def train(self, progress: Progress) -> None:
@@ -89,10 +89,10 @@ class Run:
             last = self.step == self.steps
             evaluates = not last and self._due(per_epoch)
             saves = options.checkpoint and (last or self._due(options.checkpoint_every))
-            if last or evaluates or saves or self._due(_TOLD_EVERY):
-                self._tell(progress)
+            if last or evaluates or saves or self._due(_REPORT_EVERY):
+                self._report(progress)
             if evaluates:
-                self._tell_held_out(progress)
+                self._report_held_out(progress)
             if saves:
                 self._save()
 
@@ -113,12 +113,12 @@ class Run:
 
     # ---- progress and log ----
 
-    def _tell(self, progress: Progress) -> None:
+    def _report(self, progress: Progress) -> None:
         """Show and log the steps since the last time, their losses averaged over ranks.
 
         Raises SharedError if a loss is not finite, before it can reach a checkpoint.
         """
-        first, self._told = self._told, self.step
+        first, self._reported = self._reported, self.step
         records = self._records[first - self.step :]
         losses = self.world.sum([record.loss for record in records])
         for step, (record, loss) in enumerate(zip(records, losses, strict=True), first):
@@ -136,7 +136,7 @@ class Run:
         rate = self.options.batch / statistics.fmean(record.step_s for record in records)
         progress.show(self.step, losses[-1] / self.world.size, records[-1].lr, rate)
 
-    def _tell_held_out(self, progress: Progress) -> None:
+    def _report_held_out(self, progress: Progress) -> None:
         epoch = self.step // self.sampler.steps_per_epoch
         figures = self.engine.evaluate(self.data)
         self.log.write("held_out", step=self.step, epoch=epoch, **figures)

@@ -124,8 +124,8 @@ class OneBitAdam(WireOptimizer):
 
     # ---- states, which torch's AdamW can load, too ----
 
-    def _told(self, feedback: dict[str, Any]) -> dict[str, Any]:
-        state = super()._told(feedback)
+    def _state_dict(self, feedback: dict[str, Any]) -> dict[str, Any]:
+        state = super()._state_dict(feedback)
         for span in self._spans:
             for place in span.places:
                 state["state"][place.index]["step"] = torch.tensor(float(self._rule.step_of(span)))
@@ -142,17 +142,17 @@ class OneBitAdam(WireOptimizer):
         if saved.KEY in state_dict:
             super().load_state_dict(state_dict)
             return
-        numbered = self._numbered()
-        kept, groups = saved.read_adam(state_dict, numbered, self._method())
+        indexed = self._indexed()
+        kept, groups = saved.read_adam(state_dict, indexed, self._method())
         ages = {index: one["step"] for index, one in kept.items()}
         self._load_common({"param_groups": groups}, {"steps": max(ages.values()), "skipped": 0})
         if self._overlap is not None:
-            self._overlap.drop()
+            self._overlap.cancel()
         self._use(
             [
                 span
                 for age in sorted(set(ages.values()), reverse=True)
-                for span in self._laid_out([one for one in numbered if ages.get(one.index) == age])
+                for span in self._laid_out([one for one in indexed if ages.get(one.index) == age])
             ]
         )
         self._rule.load_state_dict(self._at_first)

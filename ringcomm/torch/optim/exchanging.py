@@ -26,7 +26,7 @@ from ..guards import refuse_others
 from . import saved
 from .checks import require_dense
 from .overlap import F, Overlap, S
-from .span import Numbered
+from .span import IndexedParameter
 from .step_agreement import require_alike, require_same
 
 _PATIENCE = 3  # steps without a gradient until the error
@@ -95,7 +95,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         """Returns the method's name in saved states."""
         raise NotImplementedError
 
-    def _add(self, new: Sequence[Numbered]) -> None:
+    def _add(self, new: Sequence[IndexedParameter]) -> None:
         """Lays out parameters in further ``_spans``."""
         raise NotImplementedError
 
@@ -155,7 +155,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         known = {place.index for span in self._spans for place in span.places}
         new = [
             one
-            for one in self._numbered()
+            for one in self._indexed()
             if one.index not in known and one.parameter.requires_grad and one.parameter.numel()
         ]
         if new:
@@ -171,15 +171,15 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
             if name not in ("params", "param_names")
         }
 
-    def _numbered(self) -> list[Numbered]:
+    def _indexed(self) -> list[IndexedParameter]:
         every = [(n, p) for n, group in enumerate(self.param_groups) for p in group["params"]]
-        return [Numbered(index, group, p) for index, (group, p) in enumerate(every)]
+        return [IndexedParameter(index, group, p) for index, (group, p) in enumerate(every)]
 
     def _refuse_others(self) -> None:
         self._calls += 1  # calls 1, 4, 16, 64, ... check: a check takes a tenth of a second
         is_due = self._calls & (self._calls - 1) == 0 and self._calls.bit_length() % 2 == 1
         if is_due and self._comm.world_size > 1:
-            refuse_others({id(one.parameter) for one in self._numbered()}, type(self).__name__)
+            refuse_others({id(one.parameter) for one in self._indexed()}, type(self).__name__)
 
     def _require_active(self, has_gradient: bool) -> None:
         """Raises RingcommError if this rank has had no gradient for several steps."""

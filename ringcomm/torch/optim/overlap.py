@@ -19,9 +19,9 @@ from .span import Place
 
 
 class Launched(Protocol):
-    """Exchange that has begun (Flight, Round)."""
+    """Exchange that has begun (SpanExchanges, Round)."""
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         """Ends the exchange without an update."""
 
 
@@ -49,14 +49,14 @@ class Overlap(Generic[S, F]):
         self._spans: list[S] = []
         self._waiting: list[int] = []  # number of gradients that each span lacks
         self._versions: dict[int, tuple[torch.Tensor | None, int]] = {}
-        self._flights: list[F] = []
+        self._begun: list[F] = []
         self._paused = False
         self._handles: list[Any] = []
 
     def watch(self, spans: Sequence[S]) -> None:
         """Watches the parameters of these spans from now on, and no others. Drops exchanges that
         have begun."""
-        self.drop()
+        self.cancel()
         for handle in self._handles:
             handle.remove()
         self._spans, self._handles = [], []
@@ -86,18 +86,18 @@ class Overlap(Generic[S, F]):
     @property
     def has_begun(self) -> bool:
         """Whether an exchange has begun that ``take`` has not returned."""
-        return bool(self._flights)
+        return bool(self._begun)
 
     def take(self) -> list[F]:
         """Begins the remaining exchanges, and returns those of all spans. Raises ConfigError if a
         gradient has changed since its exchange began."""
         changed = any(
             place.parameter.grad is not known or (known is not None and known._version != version)
-            for span in self._spans[: len(self._flights)]
+            for span in self._spans[: len(self._begun)]
             for place in span.places
             for known, version in [self._versions[place.index]]
         )
-        while len(self._flights) < len(self._spans):
+        while len(self._begun) < len(self._spans):
             self._begin()
         if changed:
             raise ConfigError(
@@ -105,19 +105,19 @@ class Overlap(Generic[S, F]):
                 "clip_grad_norm_ or GradScaler.unscale_. Make the optimizer with overlap=False; "
                 "those of ringcomm.torch.optim clip by max_norm= then"
             )
-        flights = self._flights
+        begun = self._begun
         self._reset()
-        return flights
+        return begun
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         """Drops exchanges that have begun, on all ranks alike: the step is not made."""
-        flights = self._flights
+        begun = self._begun
         self._reset()
-        for flight in flights:
-            flight.drop()
+        for exchange in begun:
+            exchange.cancel()
 
     def _reset(self) -> None:
-        self._flights = []
+        self._begun = []
         self._versions = {}
         self._waiting = [len(span.places) for span in self._spans]
 
@@ -129,20 +129,20 @@ class Overlap(Generic[S, F]):
         return hook
 
     def _arrived(self, number: int) -> None:
-        if number < len(self._flights):
+        if number < len(self._begun):
             raise ConfigError(
                 "a second backward adds to gradients that overlap=True has begun to send; make all "
                 "but the last one before a step under optimizer.no_sync(), or use overlap=False "
                 "(with reentrant checkpoints, too)"
             )
         self._waiting[number] -= 1
-        while len(self._flights) < len(self._spans) and self._waiting[len(self._flights)] <= 0:
+        while len(self._begun) < len(self._spans) and self._waiting[len(self._begun)] <= 0:
             self._begin()
 
     def _begin(self) -> None:
-        span = self._spans[len(self._flights)]
+        span = self._spans[len(self._begun)]
         for place in span.places:
             gradient = place.parameter.grad
             self._versions[place.index] = (gradient, 0 if gradient is None else gradient._version)
         with torch.no_grad():
-            self._flights.append(self._launch(span))
+            self._begun.append(self._launch(span))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...errors import ConfigError
-from .span import Numbered, Span, wide
+from .span import IndexedParameter, Span, master_dtype
 
 FORMAT = 1
 KEY = "ringcomm"
@@ -39,7 +39,7 @@ _REMOVED = {
 }
 
 
-def spans_told(spans: Sequence[Span]) -> list[dict[str, Any]]:
+def saved_layout(spans: Sequence[Span]) -> list[dict[str, Any]]:
     """Returns the layout for a state: which parameters travel together."""
     return [
         {"small": span.is_small, "indices": [place.index for place in span.places]}
@@ -73,9 +73,9 @@ def require_method(state: Mapping[str, Any], method: str) -> Mapping[str, Any]:
 
 def held_by(
     indices: Sequence[int],
-    parameters: Sequence[Numbered],
-    kind_of: Callable[[torch.dtype], object] = wide,
-) -> list[Numbered]:
+    parameters: Sequence[IndexedParameter],
+    kind_of: Callable[[torch.dtype], object] = master_dtype,
+) -> list[IndexedParameter]:
     """Returns the parameters of these numbers, which travelled together. Raises ConfigError if they
     do not exist, or cannot travel together, as their groups, devices or kinds of dtypes differ."""
     wrong = [index for index in indices if not 0 <= index < len(parameters)]
@@ -92,8 +92,8 @@ def held_by(
 
 
 def read_spans(
-    told: Sequence[Mapping[str, Any]],
-    parameters: Sequence[Numbered],
+    layout: Sequence[Mapping[str, Any]],
+    parameters: Sequence[IndexedParameter],
     states: Sequence[str],
     saved: Mapping[int, Mapping[str, Any]],
 ) -> list[Span]:
@@ -106,7 +106,7 @@ def read_spans(
     Raises ConfigError where it does not fit the parameters.
     """
     spans = []
-    for one in told:
+    for one in layout:
         held = held_by(one["indices"], parameters)
         spans.append(Span(held, bool(one["small"]), states))
     for span in spans:
@@ -122,7 +122,7 @@ def read_spans(
 
 
 def read_adam(
-    state: Mapping[str, Any], parameters: Sequence[Numbered], method: str
+    state: Mapping[str, Any], parameters: Sequence[IndexedParameter], method: str
 ) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
     """Reads a state of torch.optim.AdamW or Adam.
 

@@ -32,7 +32,7 @@ SPAN_BYTES = 25 << 20  # size of a bucket of DDP
 
 
 @dataclasses.dataclass(frozen=True)
-class Numbered:
+class IndexedParameter:
     """A parameter, its number in the optimizer, and the number of its group."""
 
     index: int
@@ -64,8 +64,8 @@ class Place:
         there = (self.dtype, self.device, self.end - self.start)
         if here != there:
             raise ConfigError(
-                f"parameter {self.index} was {_told(*there)} when the optimizer began to use it, "
-                f"and is {_told(*here)} now: make the optimizer after model.to(), model.bfloat16() "
+                f"parameter {self.index} was {_text(*there)} when the optimizer began to use it, "
+                f"and is {_text(*here)} now: make the optimizer after model.to(), model.bfloat16() "
                 "and the like"
             )
         return parameter._version, parameter.data_ptr(), parameter.shape, parameter.stride()
@@ -84,11 +84,11 @@ class Place:
         return flat[self.start : self.end].view(self.parameter.shape)
 
 
-def _told(dtype: torch.dtype, device: torch.device, count: int) -> str:
+def _text(dtype: torch.dtype, device: torch.device, count: int) -> str:
     return f"{count} elements of {dtype} on {device}"
 
 
-def places_of(held: Sequence[Numbered], block: int) -> tuple[Place, ...]:
+def places_of(held: Sequence[IndexedParameter], block: int) -> tuple[Place, ...]:
     """Lays parameters end to end; each begins at a multiple of ``block`` elements."""
     places, at = [], 0
     for one in held:
@@ -115,14 +115,16 @@ class Span:
         present: for each parameter, whether any rank has a gradient of it in this step.
     """
 
-    def __init__(self, held: Sequence[Numbered], is_small: bool, states: Iterable[str]) -> None:
+    def __init__(
+        self, held: Sequence[IndexedParameter], is_small: bool, states: Iterable[str]
+    ) -> None:
         self.name = f"{'small' if is_small else 'large'}.{held[0].index}"
         self.group_index = held[0].group
         self.places = places_of(held, 1 if is_small else BLOCK)
         self.is_small = is_small
         self.count = self.places[-1].stop
         first = self.places[0].parameter
-        self.dtype = wide(first.dtype)
+        self.dtype = master_dtype(first.dtype)
         self.device = first.device
         self.group: dict[str, Any] = {}
         self.step = 0
@@ -197,7 +199,7 @@ class Span:
             flat[place.end : place.stop].zero_()
         self._gradient = flat if factor == 1.0 else flat.mul_(factor)
 
-    def let_go(self) -> None:
+    def release_gradient(self) -> None:
         """Drops the flat gradient."""
         self._gradient = None
 
@@ -206,7 +208,7 @@ class Span:
         for place in self.places:
             repeat_last(flat, place.start, place.end, place.stop)
 
-    def show_master(self) -> None:
+    def write_parameters(self) -> None:
         """Rounds the master copy to the parameters, after an update."""
         if self.master is not None:
             for place in self.present_places():
@@ -261,13 +263,13 @@ class Tile:
         return flat[self.start : self.stop]
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def master_dtype(dtype: torch.dtype) -> torch.dtype:
     """Returns the dtype of the state of a parameter of this dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def lay_out(
-    parameters: Sequence[Numbered],
+    parameters: Sequence[IndexedParameter],
     threshold: int,
     states: Sequence[str],
     span_bytes: int = SPAN_BYTES,
@@ -278,8 +280,8 @@ def lay_out(
     Args:
         span_bytes: size at which a span of large parameters is full.
     """
-    filling: dict[tuple[Any, ...], list[Numbered]] = {}
-    full: list[tuple[bool, list[Numbered]]] = []
+    filling: dict[tuple[Any, ...], list[IndexedParameter]] = {}
+    full: list[tuple[bool, list[IndexedParameter]]] = []
     for one in reversed(parameters):
         parameter = one.parameter
         size = parameter.numel() * parameter.element_size()
@@ -287,7 +289,9 @@ def lay_out(
         key = (small, one.group, parameter.dtype, parameter.device)
         held = filling.setdefault(key, [])
         held.append(one)
-        nbytes = sum(each.parameter.numel() for each in held) * wide(parameter.dtype).itemsize
+        nbytes = (
+            sum(each.parameter.numel() for each in held) * master_dtype(parameter.dtype).itemsize
+        )
         if nbytes >= span_bytes and not small:
             full.append((small, filling.pop(key)))
     full += [(key[0], held) for key, held in filling.items()]

@@ -1,8 +1,8 @@
 """Exchanges of a span in one step, from the rule's contribution to the rule's update.
 
 Invariants: all ranks submit the same exchanges in the same order, which follows from the layout,
-the rule and the number of the step. A flight that is dropped, or whose means are not finite, leaves
-residuals, states and parameters as they were; on all ranks alike, as they have the same bits.
+the rule and the number of the step. Exchanges that are cancelled, or whose means are not finite,
+leave residuals, states and parameters as they were; on all ranks alike, as they have the same bits.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .rule import Exchange, Rule
 from .span import Span
 
 
-class Flight:
+class SpanExchanges:
     """Submits a span's exchanges.
 
     Attributes:
         span: the span.
-        carried: bytes that this rank has sent for it, over links or through shared memory, set when
-            it has landed.
-        waited_s: seconds that landing has waited.
+        carried: bytes that this rank has sent for it, over links or through shared memory; set by
+            ``finish`` and ``cancel``.
+        waited_s: seconds that these have waited.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Flight:
             self._quantised[exchange.what] = codec.quantises
             self._works.append(average(comm, out, codec.name, feedback))
 
-    def land(self) -> bool:
+    def finish(self) -> bool:
         """Waits for the means, and runs the rule's update. Returns False, and changes nothing, if
         they are not finite."""
         self._wait()
@@ -77,13 +77,13 @@ class Flight:
             factors = self._rule.update(self.span, self._means)
             for what, factor in (factors or {}).items():
                 _rescale(self._store, residuals_of(what, self.span), factor)
-            self.span.show_master()
+            self.span.write_parameters()
         else:
             self._undo()
         self._end()
         return finite
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         """Waits for the means, and restores the residuals of before."""
         self._wait()
         self._undo()
@@ -104,7 +104,7 @@ class Flight:
 
     def _end(self) -> None:
         self._means, self._works = {}, []
-        self.span.let_go()
+        self.span.release_gradient()
 
 
 def codec_of(exchange: Exchange, span: Span) -> codecs.Codec:

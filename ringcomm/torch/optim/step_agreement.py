@@ -24,7 +24,7 @@ import torch
 
 from ...communicator import Communicator
 from ...errors import MismatchError
-from .span import Place, Span, wide
+from .span import Place, Span, master_dtype
 
 _HEAD = 4  # numbers before the parameters' ones
 
@@ -66,21 +66,21 @@ def agree(
     """
     places = [place for span in spans for place in span.places]
     squares, digest = _squares(places) / loss_scale**2, _digest(alike)
-    told = np.zeros(_HEAD + len(places))
-    told[0] = found_inf or not math.isfinite(squares)
-    told[1:_HEAD] = 0.0 if told[0] else squares, digest, digest**2
-    told[_HEAD:] = [place.parameter.grad is not None for place in places]
-    has_any = bool(told[_HEAD:].any())
-    comm.allreduce(told, "sum")
+    message = np.zeros(_HEAD + len(places))
+    message[0] = found_inf or not math.isfinite(squares)
+    message[1:_HEAD] = 0.0 if message[0] else squares, digest, digest**2
+    message[_HEAD:] = [place.parameter.grad is not None for place in places]
+    has_any = bool(message[_HEAD:].any())
+    comm.allreduce(message, "sum")
     ranks = comm.world_size
-    if told[2] ** 2 != ranks * told[3]:
+    if message[2] ** 2 != ranks * message[3]:
         raise difference(comm, alike)
-    present = iter(told[_HEAD:] > 0)
+    present = iter(message[_HEAD:] > 0)
     for span in spans:
         span.present = [bool(next(present)) for _ in span.places]
-    norm = math.sqrt(told[1] / ranks)
+    norm = math.sqrt(message[1] / ranks)
     clip = 1.0 if max_norm is None else min(1.0, max_norm / (norm + 1e-6))
-    return Verdict(finite=not told[0], factor=clip / loss_scale, has_any=has_any)
+    return Verdict(finite=not message[0], factor=clip / loss_scale, has_any=has_any)
 
 
 def require_same(comm: Communicator, about: Sequence[object], what: str) -> None:
@@ -121,12 +121,13 @@ def difference(comm: Communicator, about: Mapping[str, object]) -> MismatchError
     rows = comm.allgather(np.frombuffer(own.ljust(size), np.uint8))
     every = [json.loads(bytes(row)) for row in rows]
     for name in dict.fromkeys(name for one in every for name in one):
-        told = [one.get(name, "not there") for one in every]
-        for rank, value in enumerate(told):
-            if value != told[0]:
+        values = [one.get(name, "not there") for one in every]
+        for rank, value in enumerate(values):
+            if value != values[0]:
                 return MismatchError(
-                    f"the ranks have different settings: {name} is {told[0]} on rank 0 and {value} "
-                    f"on rank {rank}. Give the same on all ranks, and load the same checkpoint",
+                    f"the ranks have different settings: {name} is {values[0]} on rank 0 and "
+                    f"{value} on rank {rank}. Give the same on all ranks, and load the same "
+                    "checkpoint",
                     rank=rank,
                 )
     return MismatchError("the ranks have different settings")
@@ -155,6 +156,6 @@ def _squares(places: Sequence[Place]) -> float:
     for gradient in [place.gradient() for place in places]:
         if gradient is None:
             continue
-        norm = torch.linalg.vector_norm(gradient, dtype=wide(gradient.dtype))
+        norm = torch.linalg.vector_norm(gradient, dtype=master_dtype(gradient.dtype))
         norms.setdefault(gradient.device, []).append(norm.double())
     return sum(float(torch.stack(found).square().sum()) for found in norms.values())

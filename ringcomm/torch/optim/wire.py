@@ -31,8 +31,8 @@ from . import saved
 from .checks import at_least, codec_name
 from .exchanging import ExchangingOptimizer
 from .rule import Rule
-from .span import SPAN_BYTES, Numbered, Span, lay_out
-from .span_exchanges import Flight
+from .span import SPAN_BYTES, IndexedParameter, Span, lay_out
+from .span_exchanges import SpanExchanges
 from .step_agreement import agree
 
 _IN_FLIGHT = 4  # most spans in flight
@@ -47,7 +47,7 @@ class WireSettings(TypedDict, total=False):
     overlap: bool
 
 
-class WireOptimizer(ExchangingOptimizer[Span, Flight]):
+class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
     """Base of the optimizers of this package.
 
     Args:
@@ -126,7 +126,7 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
         """Zeroes the gradients as torch.optim does. With ``overlap`` it drops exchanges that a
         backward has begun, and must then be called on all ranks."""
         if self._overlap is not None:
-            self._overlap.drop()
+            self._overlap.cancel()
         super().zero_grad(set_to_none)
 
     # ---- a step ----
@@ -134,7 +134,7 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
     def _step(self) -> None:
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if found_inf is not None and self._overlap is not None:
-            self._overlap.drop()
+            self._overlap.cancel()
             raise ConfigError(
                 "overlap=True begins to send gradients before a GradScaler unscales them; make the "
                 "optimizer with overlap=False"
@@ -151,36 +151,36 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
             alike=self._alike(),
         )
         if not verdict.finite:
-            for flight in begun or ():
-                flight.drop()
+            for exchanges in begun or ():
+                exchanges.cancel()
             self._skip("the step is left out", warn=found_inf is None)
             return
         self.steps += 1
         if begun is None:
             self._exchange(verdict.factor)
         else:
-            self._land(begun)
-        self._forget(self._rule.finish(self._spans))
+            self._finish(begun)
+        self._zero_residuals(self._rule.finish(self._spans))
         self._require_active(verdict.has_any)
 
     def _exchange(self, factor: float) -> None:
         """Exchanges all spans, with a few of them in flight."""
-        flying: collections.deque[Flight] = collections.deque()
+        in_flight: collections.deque[SpanExchanges] = collections.deque()
         for span in self._spans:
             if any(span.present):
-                if len(flying) == _IN_FLIGHT:
-                    self._land([flying.popleft()])
-                flying.append(self._launch(span, factor, self.steps))
-        self._land(flying)
+                if len(in_flight) == _IN_FLIGHT:
+                    self._finish([in_flight.popleft()])
+                in_flight.append(self._launch(span, factor, self.steps))
+        self._finish(in_flight)
 
-    def _launch(self, span: Span, factor: float = 1.0, step: int | None = None) -> Flight:
+    def _launch(self, span: Span, factor: float = 1.0, step: int | None = None) -> SpanExchanges:
         span.group = self.param_groups[span.group_index]
         span.step = self.steps + 1 if step is None else step
         if step is None:  # in backward; otherwise _step() has called _follow
             self._follow(span)
         span.gather(factor)
         exchanges = self._rule.exchanges(span.step)
-        return Flight(self._comm, self._rule, span, exchanges, self.feedback)
+        return SpanExchanges(self._comm, self._rule, span, exchanges, self.feedback)
 
     def _follow(self, span: Span) -> None:
         written = span.follow()
@@ -190,27 +190,27 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
     def _alike(self) -> dict[str, object]:
         return {**super()._alike(), **self._rule.alike()}
 
-    def _land(self, flights: Iterable[Flight]) -> None:
-        for flight in flights:
-            if not any(flight.span.present):  # begun in backward, before the ranks agreed
-                flight.drop()
-            elif not flight.land():
+    def _finish(self, pending: Iterable[SpanExchanges]) -> None:
+        for exchanges in pending:
+            if not any(exchanges.span.present):  # begun in backward, before the ranks agreed
+                exchanges.cancel()
+            elif not exchanges.finish():
                 self._skip("the step is left out")
-            self.carried += flight.carried
-            self.waited_s += flight.waited_s
+            self.carried += exchanges.carried
+            self.waited_s += exchanges.waited_s
 
-    def _forget(self, exchanges: Collection[str]) -> None:
+    def _zero_residuals(self, exchanges: Collection[str]) -> None:
         for name in list(self.feedback):
             if name.partition("/")[0] in exchanges:
                 self.feedback[name].rescale(0.0)
 
     # ---- layout and checks ----
 
-    def _add(self, new: Sequence[Numbered]) -> None:
+    def _add(self, new: Sequence[IndexedParameter]) -> None:
         self._use(self._spans + self._laid_out(new))
-        self._tell_small()
+        self._warn_if_all_small()
 
-    def _laid_out(self, parameters: Sequence[Numbered]) -> list[Span]:
+    def _laid_out(self, parameters: Sequence[IndexedParameter]) -> list[Span]:
         rule = self._rule
         return lay_out(parameters, self._threshold, rule.states, self._span_bytes)
 
@@ -226,7 +226,7 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
         if self._overlap is not None:
             self._overlap.watch(spans)
 
-    def _tell_small(self) -> None:
+    def _warn_if_all_small(self) -> None:
         """Warns if all parameters are so small that a quantising codec is never used."""
         wanted = [parse(one.compression) for one in self._rule.usual(self.steps + 1)]
         if any(codec.quantises for codec in wanted) and all(one.is_small for one in self._spans):
@@ -241,13 +241,13 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
     def state_dict(self) -> dict[str, Any]:
         """State in torch.optim's form, with the residuals of this rank. Nothing is sent. If each
         rank saves and loads its own, in a world of the same size, training continues to the bit."""
-        return self._told(self.feedback.state_dict(self._comm))
+        return self._state_dict(self.feedback.state_dict(self._comm))
 
     def gather_state_dict(self) -> dict[str, Any]:
         """State in torch.optim's form, with the residuals of all ranks, for a world of any size. A
         collective; all ranks get the same. Raises what ``allreduce`` raises."""
         with naming(f"gather_state_dict() of {type(self).__name__}"):
-            state = self._told(self.feedback.gather_state_dict(self._comm))
+            state = self._state_dict(self.feedback.gather_state_dict(self._comm))
             for span in self._spans:
                 for name in sorted(self._rule.local):
                     mean = self._comm.allreduce(span.state[name].clone(), "avg")
@@ -255,9 +255,9 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
                         state["state"][place.index][name] = span.view(mean, place)
         return state
 
-    def _told(self, feedback: dict[str, Any]) -> dict[str, Any]:
+    def _state_dict(self, feedback: dict[str, Any]) -> dict[str, Any]:
         return self._saved(
-            spans=saved.spans_told(self._spans), rule=self._rule.state_dict(), feedback=feedback
+            spans=saved.saved_layout(self._spans), rule=self._rule.state_dict(), feedback=feedback
         )
 
     def _method(self) -> str:
@@ -275,9 +275,9 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
         feedback = FeedbackStore()
         feedback.load_state_dict(own["feedback"], self._comm, strict=False)
         if self._overlap is not None:
-            self._overlap.drop()
+            self._overlap.cancel()
         spans = saved.read_spans(
-            own["spans"], self._numbered(), self._rule.states, state_dict["state"]
+            own["spans"], self._indexed(), self._rule.states, state_dict["state"]
         )
         self._load_common(state_dict, own)
         self._use(spans)

@@ -276,7 +276,7 @@ class Flight:
                 continue
             sent.undo()
 
-    def land(self) -> None:
+    def apply(self) -> None:
         """Applies the result, which must have come."""
         at_sends = self.at_send if self.at_send and not self.is_dropped else None
         for at, unit in enumerate(self.fragment.units):

@@ -95,7 +95,7 @@ class Guard:
     def _rank(self) -> int:
         return self._core.peers.members[self._core.comm.rank]
 
-    def take_up_again(self) -> None:
+    def resume_from_anchor(self) -> None:
         """Resets the optimizers and warns, after the weights were not finite and were replaced by
         the anchor."""
         before, self._dropped_at = self._dropped_at, self._core.number

@@ -123,10 +123,10 @@ class Rounds:
             setup: digest of all settings that must be the same on all ranks.
         """
         self._peers, self._setup = peers, setup
-        hellos = self._enter(is_starting=True)
+        hellos = self._form_round(is_starting=True)
         if not hellos.all_start:
             self._launch(is_ending=False)
-            self.land()
+            self.finish_round()
         self.has_state = True
         return hellos
 
@@ -137,11 +137,11 @@ class Rounds:
     def stop(self, own: Communicator | None) -> None:
         """Ends the thread, and closes the communicator that it uses; after a flight that is on its
         way, for which this call does not wait."""
-        is_flying = self.flight is not None
-        if is_flying and own is not None:
+        is_on_its_way = self.flight is not None
+        if is_on_its_way and own is not None:
             self._worker.submit(own.close)
-        self._worker.close(0.0 if is_flying else None)
-        if not is_flying and own is not None:
+        self._worker.close(0.0 if is_on_its_way else None)
+        if not is_on_its_way and own is not None:
             own.close()
 
     def tick(self) -> None:
@@ -151,22 +151,22 @@ class Rounds:
         for fragment in self.fragments:
             fragment.iterations += 1
         if self.flight is not None and (self.iteration >= self.flight.due or self._has_failed):
-            self.land()
+            self.finish_round()
         if self.pace.is_due(self.iteration):
-            self.land()
+            self.finish_round()
             self.pace.advance()
-            self._enter()
+            self._form_round()
             self._launch(is_ending=False)
             if not self._delay:
-                self.land()
+                self.finish_round()
 
-    def land(self) -> None:
+    def finish_round(self) -> None:
         """Waits for the round on its way, if there is one, and applies it."""
         if self.flight is None:
             return
         self._complete()
         flight, self.flight = self.flight, None
-        flight.land()
+        flight.apply()
         if flight.is_dropped:
             for fragment in self.fragments:
                 if not fragment.is_finite:
@@ -177,9 +177,9 @@ class Rounds:
     def flush(self) -> None:
         """Applies the round on its way, and exchanges all unsent training, until all ranks
         flush."""
-        self.land()
+        self.finish_round()
         while True:
-            self._enter()
+            self._form_round()
             self._launch(is_ending=True)
             self._complete()
             headers = self._latest.headers
@@ -189,9 +189,9 @@ class Rounds:
                 return
             if not headers.all_end:
                 self.pace.advance()
-            self.land()
+            self.finish_round()
 
-    def settle(self) -> None:
+    def wait_for_round(self) -> None:
         """Waits for the round on its way without applying it."""
         if self.flight is not None:
             self._complete()
@@ -207,22 +207,24 @@ class Rounds:
     def _fragment(self) -> Fragment:
         return self.fragments[self.number % len(self.fragments)]
 
-    def _enter(self, *, is_starting: bool = False) -> Hellos:
+    def _form_round(self, *, is_starting: bool = False) -> Hellos:
         """Enters a round, and gives the state to ranks that need it."""
         with self._waiting():
             self._entered += 1
-            return self._meet(self.peers.begin_round(self._entered, self._setup), is_starting)
+            return self._retry_until_formed(
+                self.peers.begin_round(self._entered, self._setup), is_starting
+            )
 
-    def _meet(self, one: Round, is_starting: bool) -> Hellos:
+    def _retry_until_formed(self, one: Round, is_starting: bool) -> Hellos:
         while True:
             self.report.left += one.left
             self.report.joined += one.joined
             try:
-                return self._greet(is_starting)
+                return self._exchange_hellos(is_starting)
             except RingcommError as error:
                 one = self.peers.lost(error)
 
-    def _greet(self, is_starting: bool) -> Hellos:
+    def _exchange_hellos(self, is_starting: bool) -> Hellos:
         place = dist.get_rank() if dist.is_initialized() else -1
         hello = Hello(is_starting, self.has_state, self.number, place, self._setup)
         if isinstance(self.peers, FixedPeers) and not is_starting:
@@ -287,15 +289,15 @@ class Rounds:
         """Hands a delayed flight to the other thread."""
         if flight.is_delayed:
             streams = side_streams(flight.fragment.devices)
-            job = functools.partial(self._fly, flight, self.peers, streams)
+            job = functools.partial(self._run_in_thread, flight, self.peers, streams)
             self._job = self._worker.submit(job)
 
-    def _fly(self, flight: Flight, peers: Peers, streams: Sequence[Any]) -> None:
+    def _run_in_thread(self, flight: Flight, peers: Peers, streams: Sequence[Any]) -> None:
         """Runs a flight in the other thread, with the peers of its round."""
         with torch.no_grad(), to_its_end(streams):
-            self._bring_to_its_end(flight, peers)
+            self._run_round(flight, peers)
 
-    def _bring_to_its_end(self, flight: Flight, peers: Peers) -> None:
+    def _run_round(self, flight: Flight, peers: Peers) -> None:
         flight.prepare()
         with contextlib.nullcontext() if flight.is_delayed else self._waiting():
             flight.travel(peers.comm, self._timeout)
@@ -305,7 +307,7 @@ class Rounds:
     def _join(self, flight: Flight) -> None:
         """Returns when the flight is over. Raises its error."""
         if not flight.is_delayed:
-            self._bring_to_its_end(flight, self.peers)
+            self._run_round(flight, self.peers)
             return
         assert self._job is not None
         with self._waiting():
@@ -331,7 +333,7 @@ class Rounds:
                 failed, self.flight, self._job = self.flight, None, None
                 failed.undo()
                 with self._waiting():
-                    hellos = self._meet(self.peers.lost(error), is_starting=False)
+                    hellos = self._retry_until_formed(self.peers.lost(error), is_starting=False)
                 self.flight = failed
             except BaseException:  # even an interrupt: the flight cannot be used any more
                 self.flight = self._job = None

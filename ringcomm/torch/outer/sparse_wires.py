@@ -20,7 +20,7 @@ from .wires import Sent, Wire
 _KIND = "sparse"
 
 
-class Chosen:
+class SentSparse:
     """Sparse exchange of one delta in flight."""
 
     def __init__(self, one: SparseRound, like: torch.Tensor) -> None:
@@ -57,7 +57,7 @@ class SparseWire:
 
     def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:
         host = delta.to("cpu", torch.float32)
-        return Chosen(self.exchange_on(comm).submit(host, timeout=timeout), delta)
+        return SentSparse(self.exchange_on(comm).submit(host, timeout=timeout), delta)
 
     def exchange_on(self, comm: Communicator) -> SparseExchange:
         """Returns the block's exchange, over this communicator."""
@@ -73,7 +73,7 @@ class SparseWire:
             self._exchange.use(comm)
         return self._exchange
 
-    def forget(self) -> None:
+    def reset_residuals(self) -> None:
         """Drops the unsent elements."""
         self._exchange = None
 
@@ -116,9 +116,9 @@ class SparseWires:
         for name, wire in self._wires.items():
             wire.exchange_on(comm).load_state_dict(state["blocks"][name])
 
-    def forget(self) -> None:
+    def reset_residuals(self) -> None:
         for wire in self._wires.values():
-            wire.forget()
+            wire.reset_residuals()
 
     def __repr__(self) -> str:
         return f"SparseWires({self._rule!r})"

@@ -30,13 +30,13 @@ _METHOD = "OuterStep"
 _KEYS = {"outer", "fragments", "anchor", "memory", "wires", "iteration", "number", "pace"}
 
 
-def told(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dict[str, Any]:
+def state_dict(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dict[str, Any]:
     """Returns this rank's own state, or the gathered one, which is a collective. The result of a
     round on its way must have come."""
     anchor: dict[str, torch.Tensor] = {}
     memory: dict[str, dict[str, torch.Tensor]] = {}
     number = core.number
-    for unit, at, kept in _settled(core, is_applied=not own):
+    for unit, at, kept in _anchors(core, is_applied=not own):
         anchor.update((name, part.clone()) for name, part in unit.block.parts(at))
         for slot, tensor in kept.items():
             parts = unit.block.parts(tensor)
@@ -62,12 +62,12 @@ def told(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dict[s
             "rank": comm.rank,
             "world_size": comm.world_size,
             "iterations": [one.iterations for one in core.fragments],
-            "flight": _flight_told(core.flight),
+            "flight": _flight_state(core.flight),
         }
     return state
 
 
-def _settled(
+def _anchors(
     core: Rounds, *, is_applied: bool
 ) -> Iterator[tuple[Unit, torch.Tensor, dict[str, torch.Tensor]]]:
     """Yields each unit with its anchor and memory: the present ones, or those after the round on
@@ -86,7 +86,7 @@ def _settled(
             yield unit, anchor, memory
 
 
-def _flight_told(flight: Flight | None) -> dict[str, Any] | None:
+def _flight_state(flight: Flight | None) -> dict[str, Any] | None:
     if flight is None:
         return None
     outcome = flight.outcome
@@ -99,7 +99,9 @@ def _flight_told(flight: Flight | None) -> dict[str, Any] | None:
     }
 
 
-def load(core: Rounds, wires: Wires, comm: Communicator, state: Mapping[str, Any]) -> None:
+def load_state_dict(
+    core: Rounds, wires: Wires, comm: Communicator, state: Mapping[str, Any]
+) -> None:
     """Restores a state. Raises ConfigError for one that does not fit."""
     _require_fit(core, state)
     exact = state.get("exact")
@@ -107,11 +109,11 @@ def load(core: Rounds, wires: Wires, comm: Communicator, state: Mapping[str, Any
     own = exact is not None and is_own(
         {"exact": {name: exact[name] for name in place if name in exact}}, place, "OuterStep"
     )
-    core.land()
+    core.finish_round()
     if own or exact is None:
         wires.load_state_dict(state["wires"], comm)
     else:
-        wires.forget()
+        wires.reset_residuals()
     for fragment in core.fragments:
         fragment.iterations = 0
         for unit in fragment.units:

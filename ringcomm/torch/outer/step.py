@@ -181,8 +181,8 @@ class OuterStep:
             delay,
             self._digest,
             chosen.timeout,
-            self._wires.forget,
-            lambda: self._guard.take_up_again(),
+            self._wires.reset_residuals,
+            lambda: self._guard.resume_from_anchor(),
         )
         names = {id(p): name for name, p in inner_of(model).named_parameters()}
         self._guard = Guard(optimizers, {one: names[one] for one in self._ids}, self._core)
@@ -224,7 +224,7 @@ class OuterStep:
             assert self._own is not None
             self._core.use(FixedPeers(self._own))
         if dist.is_initialized():
-            guards.forget(dist.group.WORLD)
+            guards.unwatch(dist.group.WORLD)
         self._end_warning.was_forgotten = False
         self._watch_steps()
         self._first_batch = guards.FirstBatch(self._model)
@@ -243,7 +243,7 @@ class OuterStep:
         return hashlib.blake2b(self._about + guards.digest_of(frozen), digest_size=16).digest()
 
     def _watch_steps(self) -> None:
-        guards.forget(self)
+        guards.unwatch(self)
         guards.watch_steps(self, lambda one: one.iteration, _silent, lambda one: one._ids)
 
     @naming("flush() of OuterStep")
@@ -267,7 +267,7 @@ class OuterStep:
         if self._is_attached:
             self._require_own_weights("detach()")
             with self._core.watch.paused():
-                self._core.land()
+                self._core.finish_round()
             unsent = self._end_warning.unsent
             if self._has_end_only and unsent:
                 warnings.warn(
@@ -277,12 +277,12 @@ class OuterStep:
                     guards.SilenceWarning,
                     stacklevel=3,  # the caller, above naming()
                 )
-            self._let_go()
+            self._disconnect()
 
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
         self._ticks.stop()
         self._guard.stop()
-        guards.forget(self)
+        guards.unwatch(self)
         if self._first_batch is not None:
             self._first_batch.stop()
         if self._made is not None:
@@ -311,7 +311,7 @@ class OuterStep:
                 self.flush()
         finally:
             unsent = self._end_warning.unsent
-            self._let_go()
+            self._disconnect()
             if isinstance(error, SystemExit):  # no traceback shows it
                 self._end_warning.unsent = unsent
 
@@ -352,8 +352,8 @@ class OuterStep:
         """State of this rank: anchor, outer momentum, residuals of codecs, a round on its way,
         iteration. Nothing is sent. Together with its model and optimizer states the same rank of a
         world of the same size continues from it to the bit."""
-        self._core.settle()
-        return state.told(self._core, self._wires, self._wires_comm, own=True)
+        self._core.wait_for_round()
+        return state.state_dict(self._core, self._wires, self._wires_comm, own=True)
 
     @naming("gather_state_dict() of OuterStep")
     def gather_state_dict(self) -> dict[str, Any]:
@@ -361,8 +361,8 @@ class OuterStep:
         from the anchor; their training since the last round is not in it.
 
         Raises what ``allreduce`` raises."""
-        self._core.settle()
-        return state.told(self._core, self._wires, self._wires_comm, own=False)
+        self._core.wait_for_round()
+        return state.state_dict(self._core, self._wires, self._wires_comm, own=False)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restores what ``state_dict`` or ``gather_state_dict`` returned, before or (with
@@ -374,7 +374,7 @@ class OuterStep:
         cut, or ``state_dict`` of a world of another size. (With ``state_dict`` of another rank of
         as many, that rank's own part starts from zero, with a warning.)"""
         self._require_own_weights("load_state_dict()")
-        state.load(self._core, self._wires, self._wires_comm, saved)
+        state.load_state_dict(self._core, self._wires, self._wires_comm, saved)
 
     # ---- properties and report ----
 

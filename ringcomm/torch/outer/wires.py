@@ -48,7 +48,7 @@ class Wire(Protocol):
         """Sends a delta, whose memory the wire may overwrite."""
 
 
-class Reduced:
+class SentDense:
     """All-reduce of one delta in flight."""
 
     def __init__(
@@ -88,7 +88,7 @@ class DenseWire:
             async_op=True,
             timeout=timeout,
         )
-        return Reduced(work, delta, self._feedback)
+        return SentDense(work, delta, self._feedback)
 
 
 class LargestWire:
@@ -98,7 +98,7 @@ class LargestWire:
     is_mean = False
 
     def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:
-        return Reduced(comm.allreduce(delta, "min", async_op=True, timeout=timeout), delta, None)
+        return SentDense(comm.allreduce(delta, "min", async_op=True, timeout=timeout), delta, None)
 
 
 class Wires(Protocol):
@@ -124,7 +124,7 @@ class Wires(Protocol):
     def load_state_dict(self, state: Mapping[str, Any], comm: Communicator) -> None:
         """Restores what either has returned."""
 
-    def forget(self) -> None:
+    def reset_residuals(self) -> None:
         """Drops the residuals, as this rank has missed rounds."""
 
 
@@ -164,7 +164,7 @@ class DenseWires:
         if state and self._keeps:
             self._store.load_state_dict(state, comm)
 
-    def forget(self) -> None:
+    def reset_residuals(self) -> None:
         """Sets all residuals to zero."""
         for name in self._store:
             one = self._store[name]

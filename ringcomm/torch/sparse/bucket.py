@@ -23,7 +23,7 @@ import torch
 
 from ...chunks import Entries, Floats, put
 from ...sparse import SparseExchange
-from ..optim.span import Mark, Numbered, places_of
+from ..optim.span import IndexedParameter, Mark, places_of
 
 BLOCK = 16
 BUCKET_BYTES = 25 << 20
@@ -56,7 +56,7 @@ class Bucket:
     exchange: SparseExchange
     states: States
 
-    def __init__(self, held: Sequence[Numbered]) -> None:
+    def __init__(self, held: Sequence[IndexedParameter]) -> None:
         self.name = f"bucket.{held[0].index}"
         self.places = places_of(held, BLOCK)
         self.group = held[0].group
@@ -125,11 +125,13 @@ def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
 
 
-def lay_out(parameters: Sequence[Numbered], bucket_bytes: int = BUCKET_BYTES) -> list[Bucket]:
+def lay_out(
+    parameters: Sequence[IndexedParameter], bucket_bytes: int = BUCKET_BYTES
+) -> list[Bucket]:
     """Returns buckets in the order in which they travel: those of the last parameters first, as
     backward computes these gradients first."""
-    filling: dict[tuple[Any, ...], list[Numbered]] = {}
-    full: list[list[Numbered]] = []
+    filling: dict[tuple[Any, ...], list[IndexedParameter]] = {}
+    full: list[list[IndexedParameter]] = []
     for one in reversed(parameters):
         key = (one.group, one.parameter.dtype, one.parameter.device)
         held = filling.setdefault(key, [])

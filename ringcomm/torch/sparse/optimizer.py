@@ -30,7 +30,7 @@ from ...sparse import SparseExchange
 from ..argument_checks import require
 from ..optim import saved
 from ..optim.exchanging import ExchangingOptimizer
-from ..optim.span import Numbered, places_of
+from ..optim.span import IndexedParameter, places_of
 from .bucket import BLOCK, Bucket, States, lay_out
 from .pipeline import Pipeline, Round
 
@@ -195,7 +195,7 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
 
     # ---- layout ----
 
-    def _add(self, new: Sequence[Numbered]) -> None:
+    def _add(self, new: Sequence[IndexedParameter]) -> None:
         added = [self._prepared(bucket) for bucket in lay_out(new)]
         self._spans += added
         if self._overlap is not None:
@@ -226,16 +226,16 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         """State with param_groups, and under "ringcomm" this rank's buckets. Nothing is sent. (With
         staleness it first shows updates in flight, as ``flush`` does.) If each rank saves and loads
         its own, in a world of the same size, training continues to the bit."""
-        return self._told(lambda exchange: exchange.state_dict())
+        return self._state_dict(lambda exchange: exchange.state_dict())
 
     def gather_state_dict(self) -> dict[str, Any]:
         """State with the residuals of all ranks, for a world of any size; otherwise like
         ``state_dict``. A collective; all ranks get the same. Raises what ``allreduce`` raises."""
         with naming(f"gather_state_dict() of {self._method()}"):
-            return self._told(lambda exchange: exchange.gather_state_dict())
+            return self._state_dict(lambda exchange: exchange.gather_state_dict())
 
-    def _told(self, saved_of: Callable[[SparseExchange], dict[str, Any]]) -> dict[str, Any]:
-        self._settle()
+    def _state_dict(self, saved_of: Callable[[SparseExchange], dict[str, Any]]) -> dict[str, Any]:
+        self._finish_updates()
         return self._saved(
             buckets=[
                 {
@@ -261,13 +261,13 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         with a warning.)
         """
         own = saved.require_method(state_dict, self._method())
-        self._settle()
-        told = own["buckets"]
+        self._finish_updates()
+        layout = own["buckets"]
         place = {"world_size": self._comm.world_size, "rank": self._comm.rank}
-        exact = next((one["exchange"] for one in told if is_exact(one["exchange"])), None)
+        exact = next((one["exchange"] for one in layout if is_exact(one["exchange"])), None)
         is_others = exact is not None and not is_own(exact, place, self._method())
-        buckets = self._laid_out_as(told)
-        for one, bucket in zip(told, buckets, strict=True):
+        buckets = self._laid_out_as(layout)
+        for one, bucket in zip(layout, buckets, strict=True):
             if is_others:
                 bucket.exchange = self._exchange(self.comm, bucket.count)
             elif is_exact(one["exchange"]) or one["exchange"]["count"] == bucket.count:
@@ -278,26 +278,26 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
             self._latest.clear()
             if self._overlap is not None:
                 self._overlap.watch(buckets)
-        for one, bucket in zip(told, buckets, strict=True):
+        for one, bucket in zip(layout, buckets, strict=True):
             bucket.load(one["master"])
             for name, array in bucket.states.items():
                 array[:] = one["states"][name].numpy().view(array.dtype)
 
-    def _laid_out_as(self, told: Sequence[Mapping[str, Any]]) -> list[Bucket]:
+    def _laid_out_as(self, layout: Sequence[Mapping[str, Any]]) -> list[Bucket]:
         """Returns buckets laid out as in a saved state: the present ones if they are the same.
         Raises ConfigError if the state does not fit the parameters."""
-        every = self._numbered()
-        held = [saved.held_by(one["indices"], every, lambda dtype: dtype) for one in told]
-        for one, parameters in zip(told, held, strict=True):
+        every = self._indexed()
+        held = [saved.held_by(one["indices"], every, lambda dtype: dtype) for one in layout]
+        for one, parameters in zip(layout, held, strict=True):
             if len(one["master"]) != places_of(parameters, BLOCK)[-1].stop:
                 raise ConfigError("the state is of another model, or of other parameter groups")
-        if [one["indices"] for one in told] == [
+        if [one["indices"] for one in layout] == [
             [place.index for place in bucket.places] for bucket in self._spans
         ]:
             return self._spans
         return [self._prepared(Bucket(parameters)) for parameters in held]
 
-    def _settle(self) -> None:
+    def _finish_updates(self) -> None:
         """Waits for updates in flight, and shows them. Raises ConfigError between backward and
         step."""
         self._require_none_begun()

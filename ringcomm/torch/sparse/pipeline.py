@@ -56,9 +56,9 @@ class Round:
         self.entries: Entries | None = None
         self.taken = threading.Event()  # set when the gradient has been read
         self.sent: SparseRound | None = None
-        self.told: Work | None = None  # exchange of the fingerprints of ``alike``
+        self.fingerprints: Work | None = None  # exchange of the fingerprints of ``alike``
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         """Raises ConfigError: the sum of a sent gradient is applied when it arrives."""
         raise ConfigError(f"{self.bucket.name} is on its way: it cannot be dropped")
 
@@ -73,7 +73,7 @@ class Pipeline:
     def __init__(self, apply: Apply) -> None:
         self._apply = apply
         self._worker = Worker("ringcomm sparse")
-        self._flying: collections.deque[Round] = collections.deque()
+        self._in_flight: collections.deque[Round] = collections.deque()
         self._error: BaseException | None = None
 
     def add(self, one: Round) -> None:
@@ -94,27 +94,27 @@ class Pipeline:
             if self._error is None:
                 if one.alike is not None:
                     comm = one.bucket.exchange.comm
-                    one.told = comm.allgather(fingerprint(one.alike), async_op=True)
+                    one.fingerprints = comm.allgather(fingerprint(one.alike), async_op=True)
                 one.sent = one.bucket.exchange.submit(one.bucket.gradient)
-                self._flying.append(one)
-                if len(self._flying) > _IN_FLIGHT:
-                    self._land()
+                self._in_flight.append(one)
+                if len(self._in_flight) > _IN_FLIGHT:
+                    self._finish_first()
         except BaseException as error:
             self._error = error
         finally:
             one.taken.set()
 
     def _finish(self) -> None:
-        while self._error is None and self._flying:
-            self._land()
+        while self._error is None and self._in_flight:
+            self._finish_first()
         if self._error is not None:
             raise self._error
 
-    def _land(self) -> None:
-        one = self._flying.popleft()
+    def _finish_first(self) -> None:
+        one = self._in_flight.popleft()
         assert one.sent is not None
-        if one.told is not None and one.alike is not None:
-            require_equal(one.bucket.exchange.comm, one.told.wait(), one.alike)
+        if one.fingerprints is not None and one.alike is not None:
+            require_equal(one.bucket.exchange.comm, one.fingerprints.wait(), one.alike)
         one.entries = one.sent.wait()
         if not one.entries.poisoned:
             self._apply(one)
