@@ -158,7 +158,7 @@ def test_nowhere_to_go_ahead_to() -> None:
         optimizer.step()
         assert seen() == -3.0
     note(correction, model, 3.0, 0.0)
-    correction.forget()
+    correction.clear()
     optimizer.step()
     assert seen() == -3.0
     note(correction, model, 3.0, 4.0)

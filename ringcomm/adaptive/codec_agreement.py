@@ -86,7 +86,9 @@ class Agreement:
         text = ""
         if self.decides:
             change = self._law.decide(at, seen, load, ready_s, latency_s)
-            text = "" if change is None else _written(change)
+            if change is not None:
+                codec = change.rung.codec.name
+                text = json.dumps([codec, change.rung.accumulate, change.reason])
         self._spread = at + DELAY, exchange.spread(text)
 
     def _take_up(self, step: int) -> Change | None:
@@ -97,18 +99,9 @@ class Agreement:
         self._next = at - DELAY + WINDOW
         if not text:
             return None
-        change = _read(step, text)
+        codec, accumulate, reason = json.loads(text)
+        change = Change(step, Rung(parse(codec), accumulate), reason)
         self.rung = change.rung
         self.window.empty()
         self._next = step + FIRST_WINDOW
         return change
-
-
-def _written(change: Change) -> str:
-    rung = change.rung
-    return json.dumps([rung.codec.name, rung.accumulate, change.reason])
-
-
-def _read(step: int, text: str) -> Change:
-    codec, accumulate, reason = json.loads(text)
-    return Change(step, Rung(parse(codec), accumulate), reason)

@@ -1,8 +1,8 @@
 """The correction of gradients that come a step late: they are taken where the weights will be.
 
-A mean that is handed out one step late is applied to weights that have made one more step since.
-Of that step a rank lacks nothing but the mean that is in flight, and of this it knows its own part.
-So after each step the optimizer makes one more on trial, with this rank's gradient g in its place:
+A mean that comes one step late is applied to weights that have made one more step since. Of that
+step a rank lacks nothing but the mean that is in flight, and of this it knows its own part. So
+after each step the optimizer makes one more on trial, with this rank's gradient g in its place:
 
     own      w           all steps whose means have come; the same on all ranks
     ahead    w + u(g)    where this rank does its next backward
@@ -47,12 +47,12 @@ StandIns = Mapping[torch.nn.Parameter, torch.Tensor]
 
 
 class Correction:
-    """The correction of one step of staleness: see above.
+    """Makes backwards run at the weights ahead.
 
     It takes the memory of the weights and of the gradients once more, and the time of another step
-    of the optimizer and of copies of its state: `pytest bench/ -k trial`. One whose ``step`` needs
-    a closure cannot be tried and is let be; of one that leads another, the other is, with what
-    parameters it has.
+    of the optimizer and of copies of its state: `pytest bench/ -k trial`. An optimizer whose
+    ``step`` needs a closure is skipped. Of one that leads another, as ZeroRedundancyOptimizer does,
+    the inner one is tried, with the parameters that it has.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Correction:
         self._ready: set[int] = set()  # whose weights ahead are those of the coming backward
         self._sent: dict[int, torch.Tensor] = {}  # this rank's gradients
         self._in_flight: set[int] = set()  # whose gradient is, and has not been tried
-        # Lengths of this rank's gradient, of the mean that was handed out, and of what was applied.
+        # Lengths of this rank's gradient, of the late mean, and of what was applied.
         self._norms: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._applied: dict[int, torch.Tensor] = {}
         # Of an optimizer, by its first parameter: unit and limit, 0 while none is known.
@@ -75,7 +75,7 @@ class Correction:
         after_steps.add(self.after_step)
 
     def attach(self, model: torch.nn.Module) -> None:
-        """The model that is trained, not in DDP."""
+        """Takes the model that is trained, not in DDP."""
         remove_all(self._handles)
         self._weights = {
             name: weight for name, weight in model.named_parameters() if weight.is_floating_point()
@@ -91,7 +91,7 @@ class Correction:
             hooks.register_forward_hook(_Call(self, "after_forward"), always_call=True),
             hooks.register_state_dict_pre_hook(end),
             hooks._register_load_state_dict_pre_hook(end),
-            hooks.register_load_state_dict_post_hook(_Call(self, "forget")),
+            hooks.register_load_state_dict_post_hook(_Call(self, "clear")),
         ]
 
     # ---- a step ----
@@ -100,20 +100,20 @@ class Correction:
         self,
         spans: Sequence[tuple[torch.Tensor, int, int]],
         sent: torch.Tensor,
-        handed: torch.Tensor,
+        late: torch.Tensor,
         scale: float = 1.0,
     ) -> None:
-        """A bucket in backward.
+        """Takes a bucket's gradients, in backward.
 
         Args:
             spans: (parameter, start, stop) in both tensors.
             sent: this rank's gradients, before they travel.
-            handed: the means of the step before, which are handed out.
+            late: the means of the step before, which this step applies.
             scale: the loss scale that is in both.
         """
         mine = [span for span in spans if id(span[0]) in self._names]
         own, means = (
-            _norms([flat[start:stop] for _, start, stop in mine], scale) for flat in (sent, handed)
+            _norms([flat[start:stop] for _, start, stop in mine], scale) for flat in (sent, late)
         )
         for (parameter, start, stop), norm, mean in zip(mine, own, means, strict=True):
             key = id(parameter)
@@ -127,7 +127,7 @@ class Correction:
 
     @torch.no_grad()
     def end_backward(self, *_: Any) -> None:
-        """Backward is over: the model gets its own weights back."""
+        """Gives the model its own weights back, at the end of a backward."""
         if self._is_ahead:
             for weight in self._weights.values():
                 if id(weight) in self._ready:
@@ -137,23 +137,25 @@ class Correction:
 
     @torch.no_grad()
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer, of this model or another, is about to step: the lengths of what it applies
-        are taken now, for some change gradients in their step. After a backward that the hook did
-        not see, the model is still ahead, and gets its own weights back."""
+        """Measures the gradients that an optimizer, of this model or another, is about to apply:
+        some change them in their step. After a backward that the hook did not see, the model is
+        still ahead, and gets its own weights back."""
         if self._is_ahead and has_any(optimizer, self._ready):
             self.end_backward()
         weights = [weight for _, weights in self._tried(optimizer) for weight in weights]
         self._measure(weights, getattr(optimizer, "grad_scale", None))
 
     def _measure(self, weights: Sequence[torch.nn.Parameter], scale: torch.Tensor | None) -> None:
-        """Takes lengths of what is applied; scale: GradScaler's, where the step divides by it."""
+        """Takes the lengths of gradients to be applied; scale: GradScaler's, where the step divides
+        by it."""
         for weight, norm in zip(weights, _norms([each.grad for each in weights]), strict=True):
             self._applied[id(weight)] = norm if scale is None else norm / scale.to(norm.device)
 
     def _tried(
         self, optimizer: torch.optim.Optimizer
     ) -> list[tuple[dict[str, Any], list[torch.nn.Parameter]]]:
-        """Its groups, and of each the parameters whose gradients in flight are to be tried."""
+        """Returns the optimizer's groups, each with its parameters whose gradients are to be
+        tried."""
         return [
             (
                 group,
@@ -168,8 +170,8 @@ class Correction:
 
     @torch.no_grad()
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer, of this model or another, has made its step. Raises ConfigError if it
-        cannot make one on trial."""
+        """Makes a step on trial, after an optimizer, of this model or another, has made its own.
+        Raises ConfigError if that fails."""
         groups = self._tried(optimizer)
         stepped = [weight for _, weights in groups for weight in weights]
         if not stepped or not _can_be_tried(optimizer):
@@ -193,7 +195,7 @@ class Correction:
         would be applied; for an optimizer that goes by signs, a vector as long as that was."""
         device = weights[0].device
         norms = [self._norms[id(weight)] for weight in weights]
-        sent, handed = (_length([pair[which] for pair in norms], device) for which in (0, 1))
+        sent, late = (_length([pair[which] for pair in norms], device) for which in (0, 1))
         # Gradients that a closure has made within the step:
         self._measure([weight for weight in weights if id(weight) not in self._applied], None)
         applied = _length([self._applied.pop(id(weight)) for weight in weights], device)
@@ -206,36 +208,36 @@ class Correction:
                 for p in group["params"]
                 if id(p) in self._names
             )
-            factor = self._as_applied(id(first), sent, handed, applied)
+            factor = self._as_applied(id(first), sent, late, applied)
         return torch.where(sent.isfinite() & factor.isfinite(), factor, 0.0)
 
     def _as_applied(
-        self, key: int, sent: torch.Tensor, handed: torch.Tensor, applied: torch.Tensor
+        self, key: int, sent: torch.Tensor, late: torch.Tensor, applied: torch.Tensor
     ) -> torch.Tensor:
-        """Returns the factor that makes of a gradient handed out one that is applied, as the means
-        before showed it: how much shorter they were when applied than when handed out is the unit,
-        such as a scale that the hook does not know, and where they were shorter still, they were
-        clipped to a limit.
+        """Returns the factor that makes of a hook's gradient one that is applied, as the means
+        before showed it: how much shorter they were when applied than when the hook returned them
+        is the unit, such as a scale that the hook does not know, and where they were shorter still,
+        they were clipped to a limit.
 
         Args:
-            key: of the optimizer, in what is known of units.
-            sent, handed, applied: the lengths of this rank's gradient, of the mean that was handed
-                out, and of that in the step.
+            key: the optimizer's, in ``_units``.
+            sent, late, applied: the lengths of this rank's gradient, of the mean that the hook
+                returned, and of that in the step.
         """
         unit, limit = self._units.get(key, sent.new_zeros(2))
-        tells = applied.isfinite() & handed.isfinite() & (handed > 0)
-        now = torch.where(tells, applied / handed, 0.0)
+        known = applied.isfinite() & late.isfinite() & (late > 0)
+        now = torch.where(known, applied / late, 0.0)
         unit = torch.maximum(now, _DECAY * unit)
-        clipped = tells & (now < _CLIPPED * unit)
+        clipped = known & (now < _CLIPPED * unit)
         lower, higher = applied < _CLIPPED * limit, _CLIPPED * applied > limit
         limit = torch.where(clipped & ~lower, torch.maximum(limit, applied), limit)
         limit = torch.where(clipped & lower, applied, limit)
-        limit = torch.where(tells & ~clipped & higher, 0.0, limit)  # it is not clipped any more
+        limit = torch.where(known & ~clipped & higher, 0.0, limit)  # it is not clipped any more
         self._units[key] = torch.stack([unit, limit])
         return torch.minimum(unit, torch.where(limit > 0, limit / sent, torch.inf))
 
     def _stand_in(self, weight: torch.nn.Parameter, factor: torch.Tensor) -> torch.Tensor:
-        """A copy of the weight with the gradient to try."""
+        """Makes a copy of the weight with the gradient to try."""
         if id(weight) not in self._elsewhere:
             self._elsewhere[id(weight)] = torch.empty_like(weight)
         stand_in = self._elsewhere[id(weight)].copy_(weight)
@@ -244,7 +246,7 @@ class Correction:
         return stand_in
 
     def before_forward(self, model: torch.nn.Module, *_: Any) -> None:
-        """The model is about to be used, for training or not."""
+        """Puts the weights ahead into the model if a forward trains, and its own if it does not."""
         if not (model.training and torch.is_grad_enabled()):
             if self._is_ahead:  # a backward may be to come
                 self._exchange()
@@ -254,15 +256,15 @@ class Correction:
             self._is_ahead = True
 
     def after_forward(self, *_: Any) -> None:
-        """The model has been used, or has failed."""
+        """Puts the weights ahead back, after a forward that does not train."""
         if self._is_aside:
             self._exchange()
             self._is_ahead, self._is_aside = True, False
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        """Weights ahead for own, or own for those ahead: as data, for autograd would take a forward
-        between another one and its backward for a change of what that needs."""
+        """Swaps the model's weights and those kept elsewhere: as data, since autograd would take a
+        forward between another one and its backward for a change of what that needs."""
         for weight in self._weights.values():
             if id(weight) in self._ready:
                 here, other = weight.data, self._elsewhere[id(weight)]
@@ -272,15 +274,15 @@ class Correction:
 
     # ---- between steps ----
 
-    def forget(self, *_: Any) -> None:
-        """The model has been given other weights, or nothing is in flight any more: there is
-        nowhere to go ahead to. What it holds is its own."""
+    def clear(self, *_: Any) -> None:
+        """Discards the weights ahead, as the model has been given other weights, or nothing is in
+        flight any more: what it holds is its own."""
         self._is_ahead = False
         self._in_flight.clear()
         self._ready.clear()
 
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
-        """This rank's weights ahead and what is known of units, by parameter."""
+        """Returns this rank's weights ahead and what is known of units, by parameter."""
         self.end_backward()
         return {
             "ahead": {self._names[key]: self._elsewhere[key].clone() for key in self._ready},
@@ -295,12 +297,12 @@ class Correction:
             raise ConfigError("the state's weights are of another model than this hook's")
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Goes on from what ``state_dict`` returned, or from nothing where that is empty. The model
-        must have got its weights before: others than these end what is loaded here."""
+        """Restores what ``state_dict`` returned; an empty state clears. Load the model's weights
+        first: loading them discards what is restored here."""
         self.require(state)
         ahead, units = state.get("ahead", {}), state.get("units", {})
         self.end_backward()
-        self.forget()
+        self.clear()
         weights = {name: self._weights[name] for name in ahead}
         self._elsewhere = {id(each): ahead[name].to(each).clone() for name, each in weights.items()}
         self._ready = set(self._elsewhere)
@@ -310,7 +312,7 @@ class Correction:
 
 
 def _norms(tensors: Sequence[torch.Tensor | None], scale: float = 1.0) -> list[torch.Tensor]:
-    """Over the scale that is in the tensors."""
+    """Returns the norms of the tensors, but for None, divided by the scale that is in them."""
     there = [tensor for tensor in tensors if tensor is not None]
     dtypes = (tensor.dtype for tensor in there)
     widest = functools.reduce(torch.promote_types, dtypes, torch.float32)
@@ -328,8 +330,8 @@ def _length(norms: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor
 
 
 def _can_be_tried(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its step needs nothing, such as a closure, and is its own: one that leads another
-    optimizer, as ZeroRedundancyOptimizer does, would have that make a true step."""
+    """Returns whether the optimizer's step needs no argument, such as a closure, and is its own:
+    one that leads another, as ZeroRedundancyOptimizer does, would have that make a true step."""
     needed = [
         parameter
         for parameter in inspect.signature(type(optimizer).step).parameters.values()
@@ -382,15 +384,15 @@ def _on_trial(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[Any, Stand
 
 
 class _Scratch:
-    """Copies of a state that are needed for a moment, in the memory of those before: fresh memory
-    has to be mapped by the kernel, page by page."""
+    """Makes copies of a state that are needed for a moment, in the memory of earlier ones: fresh
+    memory has to be mapped by the kernel, page by page."""
 
     def __init__(self) -> None:
         self._used: list[torch.Tensor] = []
         self._free: defaultdict[Any, list[torch.Tensor]] = defaultdict(list)
 
     def copy(self, value: Any) -> Any:
-        """A copy, until ``end``."""
+        """Returns a copy, valid until ``end``."""
         if not torch.is_tensor(value):
             return copy.deepcopy(value)
         free = self._free[_kind(value)]
@@ -398,7 +400,7 @@ class _Scratch:
         return self._used[-1].copy_(value)
 
     def end(self) -> None:
-        """The copies made so far are not needed any more."""
+        """Takes back the memory of the copies made so far."""
         for each in self._used:
             self._free[_kind(each)].append(each)
         self._used = []
@@ -422,8 +424,8 @@ def _chunks(weights: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Par
 
 
 class _Call:
-    """A hook of a module that calls a method, as long as there is its owner. A copy of the module,
-    as in a checkpoint, gets one that does nothing."""
+    """Hook of a module that calls a method, as long as its owner lives. A copy of the module, as in
+    a checkpoint, gets one that does nothing."""
 
     def __init__(self, owner: Correction | None = None, method: str = "") -> None:
         self._owner = None if owner is None else weakref.ref(owner)

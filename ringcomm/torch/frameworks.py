@@ -267,8 +267,8 @@ class TransformersCallback(_Callback):
     on_epoch_end = on_step_end
 
     def on_save(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """Saves OuterStep's state beside the Trainer's files. Warns if these are in a folder that
-        no callback is told of, as in a search of hyperparameters. A collective."""
+        """Saves OuterStep's state beside the Trainer's files. Warns if their folder is none that a
+        callback can know, as in a search of hyperparameters. A collective."""
         if self.outer is None:
             return
         kept = self.outer.gather_state_dict()

@@ -45,7 +45,8 @@ class Grid:
 
     @naming("HierarchicalState()")
     def __init__(self, comm: Communicator, local_group: Any) -> None:
-        members = _members(local_group)
+        is_group = isinstance(local_group, dist.ProcessGroup)
+        members = list(dist.get_process_group_ranks(local_group)) if is_group else []
         self.group = local_group
         self.places = len(members)
         me = dist.get_rank()
@@ -107,12 +108,6 @@ class Grid:
         """Closes both communicators."""
         self.row.close()
         self.column.close()
-
-
-def _members(group: Any) -> list[int]:
-    if not isinstance(group, dist.ProcessGroup):
-        return []
-    return list(dist.get_process_group_ranks(group))
 
 
 def _split(comm: Communicator, color: int, key: int) -> Communicator:

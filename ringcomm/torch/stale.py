@@ -221,7 +221,7 @@ class OneStepStale:
         self._late, self._stores = {}, {}
         if self._correction is not None:
             self._correction.end_backward()
-            self._correction.forget()
+            self._correction.clear()
         return bool(arrived)
 
     def _arrived(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:

@@ -17,6 +17,8 @@ Files, top to bottom; a file imports only files below it:
     data                                sources of samples
     launcher, command_line              the environment, the command line
 
+For users is the command line; the modules are the trainer's own.
+
 Invariants. It trains on the CPU. N ranks with a global batch B see exactly the batches that one
 process with batch B sees, so their weights agree up to the order of summation.
 """

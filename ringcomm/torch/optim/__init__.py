@@ -4,6 +4,8 @@
     optimizer = ringcomm.torch.optim.SGD(model.parameters(), lr=0.1, compression="onebit")
 
 The model is not in DistributedDataParallel: the optimizer's step does the exchange.
+
+For users are the optimizers; and to write another one WireOptimizer, Rule, Exchange and Span.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Outer steps: ranks train apart for many iterations, and then average their changes.
 
-Use ``OuterStep``; the other names customize its parts.
+For users is ``OuterStep``, with its OuterReport and IdenticalDataWarning; the other names customize
+its parts.
 """
 
 from __future__ import annotations

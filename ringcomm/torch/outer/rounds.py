@@ -41,7 +41,7 @@ from ..guards import IdenticalDataWarning
 from ..streams import side_streams, to_its_end
 from ..worker import Worker
 from .blocks import Scratch
-from .flight import Flight, Fragment, Outcome
+from .flight import Flight, Fragment
 from .header import Header, Headers
 from .hello import Hello, Hellos
 from .peers import FixedPeers, Peers, Round
@@ -182,7 +182,8 @@ class Rounds:
             self._form_round()
             self._launch(is_ending=True)
             self._complete()
-            headers = self._latest.headers
+            assert self.flight is not None
+            headers = self.flight.outcome.headers
             assert headers is not None
             if headers.is_over:
                 self.flight = None
@@ -197,11 +198,6 @@ class Rounds:
             self._complete()
 
     # ---- a round ----
-
-    @property
-    def _latest(self) -> Outcome:
-        assert self.flight is not None
-        return self.flight.outcome
 
     @property
     def _fragment(self) -> Fragment:

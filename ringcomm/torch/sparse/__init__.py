@@ -6,6 +6,8 @@
 As backward computes gradients, their largest cache lines are chosen, with error feedback, summed
 over all ranks, and applied to a master copy in host memory by kernels that touch these lines only.
 The model is not in DistributedDataParallel: the optimizer does the exchange.
+
+For users are SGD and Adam; SparseOptimizer is their base.
 """
 
 from __future__ import annotations
