@@ -25,7 +25,7 @@ Later = Callable[[], _Result]
 """Waits for a started exchange and returns its result. Raises the errors of the collective."""
 
 
-class Exchange(Protocol):
+class Collectives(Protocol):
     """Collectives by which the ranks agree."""
 
     def gather(self, row: Sequence[float]) -> Later[list[list[float]]]:
@@ -58,7 +58,12 @@ class Agreement:
         self._spread: tuple[int, Later[str]] | None = None
 
     def begin(
-        self, step: int, exchange: Exchange, load: Load, ready_s: Sequence[float], latency_s: float
+        self,
+        step: int,
+        exchange: Collectives,
+        load: Load,
+        ready_s: Sequence[float],
+        latency_s: float,
     ) -> Change | None:
         """Call before a step. Returns the change that is in force from this step on, or None.
 
@@ -77,7 +82,7 @@ class Agreement:
         return None
 
     def _decide(
-        self, exchange: Exchange, load: Load, ready_s: Sequence[float], latency_s: float
+        self, exchange: Collectives, load: Load, ready_s: Sequence[float], latency_s: float
     ) -> None:
         assert self._gathered is not None
         at, rows = self._gathered

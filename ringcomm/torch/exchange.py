@@ -27,7 +27,7 @@ _PROBES = 4
 
 
 class CommExchange:
-    """Implements adaptive.codec_agreement.Exchange over one communicator.
+    """Implements adaptive.codec_agreement.Collectives over one communicator.
 
     Attributes:
         decides: whether this rank decides, and ``spread`` sends its text.

@@ -40,7 +40,7 @@ _FEW = 16
 _NEVER = datetime.timedelta(0)  # torch's "no timeout given", as all values below it
 
 
-class Part(Protocol):
+class WorkPart(Protocol):
     """Interface of a RingWork's parts: ringcomm.Work, or a stand-in."""
 
     def wait(self, timeout: float | None = None) -> Any: ...
@@ -70,7 +70,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[WorkPart],
         tensors: list[torch.Tensor],
         after: Callable[[], None] | None = None,
         used: Sequence[torch.Tensor] = (),

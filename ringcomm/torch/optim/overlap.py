@@ -18,14 +18,14 @@ from ...errors import ConfigError
 from .span import Place
 
 
-class Launched(Protocol):
-    """Exchange that has begun (SpanExchanges, Round)."""
+class BegunExchange(Protocol):
+    """Exchange that has begun (SpanExchanges, BucketRound)."""
 
     def cancel(self) -> None:
         """Ends the exchange without an update."""
 
 
-class Watched(Protocol):
+class AnySpan(Protocol):
     """Parameters with one exchange (Span, Bucket)."""
 
     @property
@@ -33,8 +33,8 @@ class Watched(Protocol):
         """Places of the parameters."""
 
 
-S = TypeVar("S", bound=Watched)
-F = TypeVar("F", bound=Launched)
+S = TypeVar("S", bound=AnySpan)
+F = TypeVar("F", bound=BegunExchange)
 
 
 class Overlap(Generic[S, F]):

@@ -32,10 +32,10 @@ from ..optim import saved
 from ..optim.exchanging import ExchangingOptimizer
 from ..optim.span import IndexedParameter, places_of
 from .bucket import BLOCK, Bucket, States, lay_out
-from .pipeline import Pipeline, Round
+from .pipeline import BucketRound, Pipeline
 
 
-class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
+class SparseOptimizer(ExchangingOptimizer[Bucket, BucketRound]):
     """Base of SGD and Adam of this package.
 
     Making one opens connections of its own between the ranks, for the exchanges in backward.
@@ -92,8 +92,8 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         }
         self.staleness = staleness
         self.sent_bytes = 0
-        self._latest: dict[str, Round] = {}
-        self._unseen: tuple[Sequence[Round], Future[None]] | None = None
+        self._latest: dict[str, BucketRound] = {}
+        self._unseen: tuple[Sequence[BucketRound], Future[None]] | None = None
         self._had_gradient = False
         super().__init__(
             params, defaults, comm, overlap, {"staleness": staleness, **self._settings}
@@ -114,7 +114,7 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         """Makes the optimizer's states of a bucket, by name."""
         raise NotImplementedError
 
-    def apply(self, one: Round, kernel_set: str) -> None:
+    def apply(self, one: BucketRound, kernel_set: str) -> None:
         """Updates the bucket's master copy by the round's entries."""
         raise NotImplementedError
 
@@ -159,7 +159,7 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         for one in rounds:
             self._show(one)
 
-    def _show(self, one: Round) -> None:
+    def _show(self, one: BucketRound) -> None:
         assert one.entries is not None
         self.sent_bytes += one.bucket.exchange.sent_bytes
         if one.entries.poisoned:
@@ -167,7 +167,7 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         else:
             one.bucket.show(one.entries, self.comm.kernel_set)
 
-    def _launch(self, bucket: Bucket) -> Round:
+    def _launch(self, bucket: Bucket) -> BucketRound:
         before = self._latest.get(bucket.name)
         if before is not None:
             before.taken.wait()
@@ -175,7 +175,7 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
             self._follow(bucket)
         self._had_gradient |= bucket.gather()
         alike = self._alike() if bucket is self._spans[0] else None
-        one = Round(bucket, dict(self.param_groups[bucket.group]), self.steps + 1, alike)
+        one = BucketRound(bucket, dict(self.param_groups[bucket.group]), self.steps + 1, alike)
         self._latest[bucket.name] = one
         self._pipeline.add(one)
         return one
@@ -188,7 +188,7 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
             if one.bucket is bucket and one.entries is not None:
                 take(one.entries, bucket.master)
 
-    def _apply(self, one: Round) -> None:
+    def _apply(self, one: BucketRound) -> None:
         self.apply(one, self.comm.kernel_set)
         assert one.entries is not None
         take(one.entries, one.bucket.master)

@@ -29,10 +29,10 @@ from .bucket import Bucket
 
 _IN_FLIGHT = 2  # most rounds in flight
 
-Apply = Callable[["Round"], None]
+Apply = Callable[["BucketRound"], None]
 
 
-class Round:
+class BucketRound:
     """Exchange and update of one bucket in one step.
 
     Attributes:
@@ -73,10 +73,10 @@ class Pipeline:
     def __init__(self, apply: Apply) -> None:
         self._apply = apply
         self._worker = Worker("ringcomm sparse")
-        self._in_flight: collections.deque[Round] = collections.deque()
+        self._in_flight: collections.deque[BucketRound] = collections.deque()
         self._error: BaseException | None = None
 
-    def add(self, one: Round) -> None:
+    def add(self, one: BucketRound) -> None:
         """Queues a round."""
         self._worker.submit(functools.partial(self._begin, one))
 
@@ -89,7 +89,7 @@ class Pipeline:
         """Ends the thread after its current rounds."""
         self._worker.close()
 
-    def _begin(self, one: Round) -> None:
+    def _begin(self, one: BucketRound) -> None:
         try:
             if self._error is None:
                 if one.alike is not None:

@@ -19,7 +19,7 @@ from ..argument_checks import require
 from ..optim.checks import at_least, require_adam
 from .bucket import States, in_lines
 from .optimizer import SparseOptimizer
-from .pipeline import Round
+from .pipeline import BucketRound
 
 
 class SGD(SparseOptimizer):
@@ -56,7 +56,7 @@ class SGD(SparseOptimizer):
     def states(self, count: int, blocks: int) -> States:
         return {"momentum": in_lines(count), "last": in_lines(blocks, np.uint32)}
 
-    def apply(self, one: Round, kernel_set: str) -> None:
+    def apply(self, one: BucketRound, kernel_set: str) -> None:
         assert one.entries is not None
         group, states = one.group, one.bucket.states
         step = SgdStep(
@@ -103,7 +103,7 @@ class Adam(SparseOptimizer):
     def states(self, count: int, _blocks: int) -> States:
         return {name: in_lines(count) for name in ("exp_avg", "exp_avg_sq")}
 
-    def apply(self, one: Round, kernel_set: str) -> None:
+    def apply(self, one: BucketRound, kernel_set: str) -> None:
         assert one.entries is not None
         group, states = one.group, one.bucket.states
         beta1, beta2 = group["betas"]
