@@ -103,13 +103,13 @@ def test_a_block_carries_its_progress_to_the_anchor() -> None:
     block = Block(list(layer.named_parameters()), align=16)
     at_send, anchor = block.local(), torch.randn(block.count)
     block.anchor = anchor
-    block.carry(at_send)  # no progress: the anchor, to the bit
+    block.rebase(at_send)  # no progress: the anchor, to the bit
     for (_, base), (_, tensor) in zip(block.parts(anchor), block.tensors, strict=True):
         assert torch.equal(tensor, base)
     at_send = block.local()
     with torch.no_grad():
         layer.weight += 2.0
-    block.carry(at_send)
+    block.rebase(at_send)
     torch.testing.assert_close(layer.weight.detach(), block.parts(anchor)[0][1] + 2.0)
     assert torch.equal(layer.bias.detach(), block.parts(anchor)[1][1])
 

@@ -235,7 +235,7 @@ def test_in_pieces_no_bit_is_another() -> None:
     wanted = (local - at_send) + anchor
     block = Block([("weight", local)])
     block.anchor = anchor
-    block.carry(at_send)
+    block.rebase(at_send)
     assert torch.equal(local, wanted)
 
 

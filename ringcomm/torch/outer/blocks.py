@@ -93,7 +93,7 @@ class Block:
         """Whether all values of the tensors are finite."""
         return all(all_finite(tensor) for _, tensor in self.tensors)
 
-    def carry(self, at_send: torch.Tensor) -> None:
+    def rebase(self, at_send: torch.Tensor) -> None:
         """Sets the tensors to the anchor plus their change since ``at_send``, a flat tensor.
         Without a change they become the anchor, to the bit."""
         with torch.no_grad():
@@ -116,14 +116,14 @@ class Block:
     ) -> tuple[torch.Tensor, bool]:
         """Returns the anchor less the local weights, in a new tensor or ``out``, and whether all of
         it is finite. Where the two are equal it is zero, even if they are infinite."""
-        base = self._held()
+        base = self._rounded_anchor()
         delta = torch.sub(base, local, out=out)
         if all_finite(delta):
             return delta, True
         delta.masked_fill_(base == local, 0)
         return delta, all_finite(delta)
 
-    def _held(self) -> torch.Tensor:
+    def _rounded_anchor(self) -> torch.Tensor:
         """Returns the anchor rounded to the model's dtypes."""
         if not self._is_rounded:
             return self.anchor

@@ -4,7 +4,7 @@
     Unit        a block with its outer rule, the rule's memory, and the block's wire
     Flight      the deltas of a fragment, their header, and the works that carry them
 
-    training thread    copy weights | trains on ..................... | take, carry
+    training thread    copy weights | trains on ..................... | adopt, rebase
     another thread                  | delta, send, receive, outer rule |
 
 Invariants: a flight's header is sent before its deltas, on all ranks. A rank that flushes waits for
@@ -33,7 +33,7 @@ from .wires import Sent, Wire
 
 
 @dataclasses.dataclass(frozen=True)
-class Ahead:
+class NextState:
     """Anchor and rule's memory of a unit after a round that is not applied yet."""
 
     anchor: torch.Tensor
@@ -57,7 +57,7 @@ class Unit:
         """Moves the anchor by a mean delta."""
         self.rule.step(self.block.anchor, mean, self.memory)
 
-    def ahead(self, mean: torch.Tensor, scratch: Scratch, at: int) -> Ahead:
+    def next_state(self, mean: torch.Tensor, scratch: Scratch, at: int) -> NextState:
         """Computes the anchor and memory after ``step``, in other tensors than those in use."""
         own = {"": self.block.anchor, **self.memory}
         after = {slot: scratch.like(f"{slot} {at}", tensor) for slot, tensor in own.items()}
@@ -66,21 +66,21 @@ class Unit:
             for piece, tensor in zip(pieces, then.values(), strict=False):
                 tensor.copy_(piece)
             self.rule.step(then.pop(""), moves.clone(), then)
-        return Ahead(after.pop(""), after)
+        return NextState(after.pop(""), after)
 
-    def take(self, ahead: Ahead, scratch: Scratch, at: int) -> None:
+    def adopt(self, state: NextState, scratch: Scratch, at: int) -> None:
         """Makes a computed anchor and memory the present ones."""
         scratch.keep(f" {at}", self.block.anchor)
         for slot, tensor in self.memory.items():
             scratch.keep(f"{slot} {at}", tensor)
-        self.block.anchor, self.memory = ahead.anchor, ahead.memory
+        self.block.anchor, self.memory = state.anchor, state.memory
 
-    def follow(self, at_send: torch.Tensor | None) -> None:
+    def set_weights(self, at_send: torch.Tensor | None) -> None:
         """Sets the local weights to the anchor, plus their change since the send."""
         if at_send is None:
             self.block.set_local(self.block.anchor)
             return
-        self.block.carry(at_send)
+        self.block.rebase(at_send)
 
 
 @dataclasses.dataclass
@@ -103,7 +103,7 @@ class Fragment:
         """Sets the weights to the anchor, and drops the training since the last round."""
         self.iterations = 0
         for unit in self.units:
-            unit.follow(None)
+            unit.set_weights(None)
 
     @property
     def devices(self) -> set[torch.device]:
@@ -172,7 +172,7 @@ class Flight:
         self._headers: Headers | None = None
         self._sent: list[Sent] = []
         self._outcome: Outcome | None = None
-        self._ahead: list[Ahead] = []
+        self._next_states: list[NextState] = []
 
     @classmethod
     def restored(
@@ -187,7 +187,7 @@ class Flight:
         flight = cls.__new__(cls)
         flight.fragment, flight.due, flight.at_send = fragment, due, at_send
         flight.is_dropped, flight._sent, flight._outcome = is_dropped, [], outcome
-        flight.is_over, flight._ahead = True, []
+        flight.is_over, flight._next_states = True, []
         return flight
 
     # ---- beside the training ----
@@ -251,8 +251,8 @@ class Flight:
         """Makes the outcome final, as the round is over on all ranks, and drops the deltas. If the
         rank continues training, computes the next anchor."""
         if self.is_delayed and self.outcome.is_moving:
-            self._ahead = [
-                unit.ahead(mean, self._scratch, at)
+            self._next_states = [
+                unit.next_state(mean, self._scratch, at)
                 for at, (unit, mean) in enumerate(
                     zip(self.fragment.units, self.outcome.means, strict=True)
                 )
@@ -280,11 +280,11 @@ class Flight:
         """Applies the result, which must have come."""
         at_sends = self.at_send if self.at_send and not self.is_dropped else None
         for at, unit in enumerate(self.fragment.units):
-            if self._ahead:
-                unit.take(self._ahead[at], self._scratch, at)
+            if self._next_states:
+                unit.adopt(self._next_states[at], self._scratch, at)
             elif self.outcome.is_moving:
                 unit.step(self.outcome.means[at])
-            unit.follow(at_sends[at] if at_sends else None)
+            unit.set_weights(at_sends[at] if at_sends else None)
 
     @property
     def sent_bytes(self) -> int:

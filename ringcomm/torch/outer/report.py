@@ -23,7 +23,7 @@ class OuterReport:
         sent_bytes: payload that this rank has sent for them, after compression.
         training_s: seconds between OuterStep's calls.
         waited_s: seconds that it has waited for other ranks and for transfers.
-        own_s: seconds of its own computations in OuterStep's calls: copies and carries; and deltas
+        own_s: seconds of its own computations in OuterStep's calls: copies and rebases; and deltas
             and outer rules, if no other thread computes them.
         repeated: number of rounds that were begun anew, as a peer was lost.
         left: ranks that were lost or late, in the order of their leaving.

@@ -121,7 +121,7 @@ def load_state_dict(
             for slot, tensor in unit.memory.items():
                 _fill(unit, tensor, state["memory"][slot])
             if not own:
-                unit.follow(None)
+                unit.set_weights(None)
     core.iteration, core.number = int(state["iteration"]), int(state["number"])
     core.has_state = True
     core.pace.load_state_dict(state["pace"])
