@@ -70,7 +70,7 @@ class Stale1:
 
 
 @dataclasses.dataclass
-class _Late:
+class _PendingMean:
     """A parameter's gradient in flight, or arrived and not applied yet.
 
     Attributes:
@@ -96,8 +96,8 @@ class OneStepStale:
         self._transport, self._account, self._residuals = transport, account, residuals
         self._correction = Correction() if setting.correction else None
         self._is_late = self._suits_ddp = False
-        self._late: dict[int, _Late] = {}  # by id() of the parameter
-        self._flying: list[GradientFuture] = []
+        self._pending: dict[int, _PendingMean] = {}  # by id() of the parameter
+        self._in_flight: list[GradientFuture] = []
         self._stores: dict[_Layout, torch.Tensor] = {}  # buffers that are sent
         self._launched: list[_Layout] = []  # layouts of this step's buckets
 
@@ -125,17 +125,17 @@ class OneStepStale:
 
     def finish_previous_step(self, step: int) -> None:
         """Waits for the works of the step before, and decides whether the coming means are late."""
-        self._arrive()
-        self._is_late = step >= self._setting.dense_steps or bool(self._late)
+        self._wait_for_means()
+        self._is_late = step >= self._setting.dense_steps or bool(self._pending)
         self._account.deferred = self._is_late
 
-    def _arrive(self) -> None:
+    def _wait_for_means(self) -> None:
         """Waits for the gradients in flight. The transport keeps the error of a failed one."""
-        flying, self._flying = self._flying, []
-        if not flying:
+        in_flight, self._in_flight = self._in_flight, []
+        if not in_flight:
             return
         with self._account.stall():
-            for future in flying:
+            for future in in_flight:
                 with contextlib.suppress(RuntimeError, RingcommError):
                     future.wait()
 
@@ -175,9 +175,9 @@ class OneStepStale:
         if self._correction is not None:
             self._correction.note(bucket.spans, store, bucket.buffer, scale)
         future = self._transport.launch(Bucket(store, bucket.spans, bucket.last), codec)
-        self._flying.append(future)
+        self._in_flight.append(future)
         for parameter, start, stop in bucket.spans:
-            self._late[id(parameter)] = _Late(store[start:stop], future, scale)
+            self._pending[id(parameter)] = _PendingMean(store[start:stop], future, scale)
         over = future_on([bucket.buffer.device])
         over.set_result(bucket.buffer)
         return over  # type: ignore[no-any-return]
@@ -188,8 +188,8 @@ class OneStepStale:
         buffer = bucket.buffer
         key = tuple((id(parameter), start) for parameter, start, _ in bucket.spans)
         self._launched.append(key)
-        lates = [self._late.pop(id(parameter), None) for parameter, _, _ in bucket.spans]
-        for future in {id(late.future): late.future for late in lates if late}.values():
+        pending = [self._pending.pop(id(parameter), None) for parameter, _, _ in bucket.spans]
+        for future in {id(late.future): late.future for late in pending if late}.values():
             if future is not None:  # it is over: this makes the thread's stream follow it
                 future.wait()
         store = self._stores.get(key)
@@ -198,11 +198,11 @@ class OneStepStale:
         else:
             store = self._stores[key] = buffer.clone()
             buffer.zero_()
-            for (_, start, stop), late in zip(bucket.spans, lates, strict=True):
+            for (_, start, stop), late in zip(bucket.spans, pending, strict=True):
                 if late is not None:
                     buffer[start:stop].copy_(late.mean)
         scale = self._residuals.store.loss_scale
-        for (_, start, stop), late in zip(bucket.spans, lates, strict=True):
+        for (_, start, stop), late in zip(bucket.spans, pending, strict=True):
             if late is not None and late.scale != scale:
                 buffer[start:stop].mul_(scale / late.scale)
         return store
@@ -211,42 +211,42 @@ class OneStepStale:
 
     def flush(self) -> bool:
         """Waits for the gradients in flight, and writes their means over ``parameter.grad``."""
-        arrived = self._arrived()
-        for parameter, mean in arrived.values():
+        pending = self._pending_means()
+        for parameter, mean in pending.values():
             gradient = in_shape_of(parameter, mean)
             if parameter.grad is None:
                 parameter.grad = gradient.clone()
             else:
                 parameter.grad.copy_(gradient)
-        self._late, self._stores = {}, {}
+        self._pending, self._stores = {}, {}
         if self._correction is not None:
             self._correction.end_backward()
             self._correction.clear()
-        return bool(arrived)
+        return bool(pending)
 
-    def _arrived(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    def _pending_means(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """Returns by name the parameter and its mean that is not applied yet, at the present loss
         scale. Raises the transport's error."""
-        self._arrive()
+        self._wait_for_means()
         if self._transport.error is not None:
             raise self._transport.error
-        arrived, scale = {}, self._residuals.store.loss_scale
+        pending, scale = {}, self._residuals.store.loss_scale
         for name, parameter in self._residuals.named().items():
-            late = self._late.get(id(parameter))
+            late = self._pending.get(id(parameter))
             if late is None:
                 continue
             if late.future is not None:
                 late.future.wait()
             mean = late.mean if late.scale == scale else late.mean * (scale / late.scale)
-            arrived[name] = (parameter, mean)
-        return arrived
+            pending[name] = (parameter, mean)
+        return pending
 
     def state_dict(self, own: bool) -> dict[str, Any]:
         """State for a checkpoint. The means are the same on all ranks, and fit a world of any size;
         the correction's state, added if ``own``, is each rank's own."""
         means = {
             name: in_shape_of(parameter, mean).clone()
-            for name, (parameter, mean) in self._arrived().items()
+            for name, (parameter, mean) in self._pending_means().items()
         }
         scale = self._residuals.store.loss_scale
         state: dict[str, Any] = {"means": means, "loss_scale": scale}
@@ -266,13 +266,13 @@ class OneStepStale:
         correction = state.get("correction", {})
         if self._correction is not None:
             self._correction.require(correction)
-        self._arrive()
-        self._late = {}
+        self._wait_for_means()
+        self._pending = {}
         for name, mean in means.items():
             parameter = named[name]
             flat = torch.empty(mean.numel(), dtype=mean.dtype, device=parameter.device)
             in_shape_of(parameter, flat).copy_(mean.view(parameter.shape))
-            self._late[id(parameter)] = _Late(flat, None, state["loss_scale"])
+            self._pending[id(parameter)] = _PendingMean(flat, None, state["loss_scale"])
         self._stores = {}
         if self._correction is not None:
             self._correction.load_state_dict(correction)
