@@ -14,14 +14,14 @@ from ringcomm import ConfigError
 from ringcomm.adaptive import codec_agreement, law
 from ringcomm.adaptive.codec_agreement import Agreement
 from ringcomm.adaptive.law import (
-    Freight,
+    BucketSize,
     Law,
     Link,
     Rates,
     Rung,
-    Seen,
-    StepTook,
+    StepTimes,
     Window,
+    WindowMedians,
     covered,
     encoded_bytes,
     exposed_s,
@@ -38,15 +38,15 @@ GBIT = 1e9 / 8 * 0.94 / 1.5  # encoded bytes a second of 1 Gbit/s among 4 ranks
 
 
 def test_a_bucket_counts_what_travels_at_bf16_and_what_travels_as_it_is() -> None:
-    bucket = Freight(large=1000, small=100, plain=10)
+    bucket = BucketSize(large=1000, small=100, plain=10)
     assert bucket.bytes_in(NONE) == 4410
     assert bucket.bytes_in(BF16) == 2210
     assert bucket.bytes_in(INT8) == pytest.approx(1000 * 8.0625 / 8 + 200 + 10)
-    assert Freight(large=1000, width=8).bytes_in(NONE) == 8000
+    assert BucketSize(large=1000, width=8).bytes_in(NONE) == 8000
 
 
 def test_a_bucket_waits_for_the_link_and_for_backward() -> None:
-    load, link = [Freight(250)] * 3, Link(rate=1000.0, latency_s=0.5)  # a second each
+    load, link = [BucketSize(250)] * 3, Link(rate=1000.0, latency_s=0.5)  # a second each
     assert transfer_s(load, NONE, link) == 3.5
     assert exposed_s(load, NONE, link, [0, 0, 0]) == 3.5
     assert exposed_s(load, NONE, link, [0, 2, 4]) == 1.5
@@ -55,9 +55,9 @@ def test_a_bucket_waits_for_the_link_and_for_backward() -> None:
 
 def test_the_slower_of_wire_and_codec_counts() -> None:
     link = Link(rate=1000.0, codec_s={"int8": 1.0, "onebit": 2.0})
-    assert link.seconds(Freight(100), INT8) == 100.0
-    assert link.seconds(Freight(100), parse("onebit")) == 200.0
-    assert link.seconds(Freight(100), NONE) == 0.4
+    assert link.seconds(BucketSize(100), INT8) == 100.0
+    assert link.seconds(BucketSize(100), parse("onebit")) == 200.0
+    assert link.seconds(BucketSize(100), NONE) == 0.4
 
 
 # ---- measurements ----
@@ -65,15 +65,15 @@ def test_the_slower_of_wire_and_codec_counts() -> None:
 
 def test_a_window_goes_by_medians_and_is_a_row() -> None:
     window = Window()
-    assert window.seen() == Seen()
+    assert window.medians() == WindowMedians()
     for busy in (1.0, 50.0, 2.0):
-        window.add(StepTook(3.0, 2.0, False, busy, 8, (0.0, 2.0)))
-    seen = window.seen()
+        window.add(StepTimes(3.0, 2.0, False, busy, 8, (0.0, 2.0)))
+    seen = window.medians()
     assert (seen.steps, seen.busy_s) == (3, 2.0)
-    assert Seen.of_row(seen.row()) == seen
+    assert WindowMedians.of_row(seen.row()) == seen
     assert window.ready_s() == (0.0, 2.0)
     window.empty()
-    assert window.seen() == Seen()
+    assert window.medians() == WindowMedians()
     assert window.ready_s() == ()
 
 
@@ -93,7 +93,7 @@ class Site:
 
     rate: float = GBIT
     compute_s: float = 0.3
-    load: Sequence[Freight] = (Freight(1_000_000),) * 8
+    load: Sequence[BucketSize] = (BucketSize(1_000_000),) * 8
     codec_s: dict[str, float] = dataclasses.field(default_factory=dict)
     latency_s: float = 1e-3
     noise: float = 0.0
@@ -158,7 +158,7 @@ class Ranks:
             self._text = ""
             self.changes.append(changes[0])
 
-    def _took(self, codec: Codec) -> StepTook:
+    def _took(self, codec: Codec) -> StepTimes:
         def shaken(seconds: float) -> float:
             return seconds * (1 + site.noise * abs(self.random.gauss(0, 1)))
 
@@ -171,7 +171,7 @@ class Ranks:
             free = max(submitted, free) + link.seconds(bucket, codec)
             flights.append((submitted, free + site.latency_s))
         over, last = flights[-1][1], flights[-1][0]
-        return StepTook(last, last - flights[0][0], False, covered(flights, over), 0, tuple(ready))
+        return StepTimes(last, last - flights[0][0], False, covered(flights, over), 0, tuple(ready))
 
 
 def best(site: Site, names: Sequence[str] = ("none", "bf16", "int8")) -> float:
@@ -282,8 +282,8 @@ def test_the_slowest_rank_counts_and_one_decides() -> None:
     """Others wait for it in their exchanges; what they measure says nothing of the link."""
     site = Site(10 * GBIT, 0.3)
     ready = site.ready_s()
-    fast = Seen(10, 0.1, 0.07, busy_s=0.29)
-    slow = Seen(10, 0.3, ready[-1], busy_s=0.02)
+    fast = WindowMedians(10, 0.1, 0.07, busy_s=0.29)
+    slow = WindowMedians(10, 0.3, ready[-1], busy_s=0.02)
     one = Law(ladder(), first_steps=0)
     change = one.decide(20, [fast, slow, fast, fast], site.load, ready)
     assert change is not None
@@ -299,8 +299,8 @@ def test_ranks_that_measure_apart_change_at_the_same_step() -> None:
 
 def test_nothing_is_decided_without_measurements_of_all() -> None:
     one = Law(ladder(), first_steps=0)
-    seen = Seen(10, 0.1, 0.07, busy_s=0.29)
-    assert one.decide(20, [seen, Seen()], [Freight(10)], [0.0]) is None
+    seen = WindowMedians(10, 0.1, 0.07, busy_s=0.29)
+    assert one.decide(20, [seen, WindowMedians()], [BucketSize(10)], [0.0]) is None
     assert one.decide(20, [seen, seen], [], []) is None
 
 
@@ -314,14 +314,14 @@ class Asked:
     def __init__(self, codec: str, rungs: Sequence[Rung] = (), deferred: bool = False) -> None:
         self.deferred = float(deferred)
         self.law = Law(rungs or ladder(), Rung(CODECS[codec]), first_steps=0)
-        self.load, self.ready_s = [Freight(250_000)] * 32, [0.2 * at / 31 for at in range(32)]
+        self.load, self.ready_s = [BucketSize(250_000)] * 32, [0.2 * at / 31 for at in range(32)]
         self.step = 300  # the change before is long ago
 
     def window(self, busy_s: float) -> str | None:
         """What it says of a window in which the wire was busy for that long in each step."""
         self.step += law.WINDOW
         compute = 0.3 * self.law.rung.accumulate
-        seen = Seen(law.WINDOW, compute, 0.2, self.deferred, busy_s)
+        seen = WindowMedians(law.WINDOW, compute, 0.2, self.deferred, busy_s)
         change = self.law.decide(self.step, [seen, seen], self.load, self.ready_s)
         return None if change is None else str(change.rung)
 
@@ -384,7 +384,7 @@ def test_more_micro_batches_hide_more_of_a_late_step() -> None:
 def test_processor_time_tells_the_codec_from_the_wire(
     cpu_s: float, is_first: bool, codec_is_slow: bool
 ) -> None:
-    load, rates = [Freight(1_000_000)], Rates()
+    load, rates = [BucketSize(1_000_000)], Rates()
     before = rates.learn(BF16, load, 0.2, 0.0, 0.0, True).rate
     assert before == pytest.approx(1e7)
     link = rates.learn(INT8, load, 0.2, cpu_s, 0.0, is_first)  # the wire alone would take .1
@@ -397,7 +397,7 @@ def test_processor_time_tells_the_codec_from_the_wire(
 
 
 def test_latency_is_no_rate() -> None:
-    assert Rates().learn(BF16, [Freight(1000)], 0.1, 0.0, 0.08, True).rate == pytest.approx(1e5)
+    assert Rates().learn(BF16, [BucketSize(1000)], 0.1, 0.0, 0.08, True).rate == pytest.approx(1e5)
 
 
 # ---- the agreement ----
@@ -409,7 +409,9 @@ def test_only_one_rank_decides_and_a_window_has_steps_of_one_codec(
     asked: list[tuple[Law, float]] = []
     decide = Law.decide
 
-    def spied(self: Law, step: int, ranks: Sequence[Seen], *rest: Any) -> law.Change | None:
+    def spied(
+        self: Law, step: int, ranks: Sequence[WindowMedians], *rest: Any
+    ) -> law.Change | None:
         asked.append((self, ranks[0].steps))
         return decide(self, step, ranks, *rest)
 
@@ -462,4 +464,4 @@ def test_a_restart_goes_on_where_it_stood() -> None:
 
 
 def test_encoded_bytes_add_up() -> None:
-    assert encoded_bytes([Freight(8), Freight(8)], INT4) == 2 * 8 * 4.25 / 8
+    assert encoded_bytes([BucketSize(8), BucketSize(8)], INT4) == 2 * 8 * 4.25 / 8

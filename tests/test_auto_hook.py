@@ -21,7 +21,7 @@ from ranks import run_ranks
 from torch import nn
 
 from ringcomm import AbortedError, Communicator, ConfigError
-from ringcomm.adaptive.law import DELAY, FIRST_WINDOW, Change, Law, Load, Rung, Seen
+from ringcomm.adaptive.law import DELAY, FIRST_WINDOW, Change, Law, Load, Rung, WindowMedians
 from ringcomm.codecs import parse
 from ringcomm.torch import Auto, HookState, Stale1
 from ringcomm.torch.exchange import CommExchange, GridExchange
@@ -32,15 +32,15 @@ FIRST = 1 + FIRST_WINDOW  # the step before which the first window is gathered
 
 
 @pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Sequence[Seen], Load]]:
+def scripted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Sequence[WindowMedians], Load]]:
     """Laws that decide for int8, int4, none and bf16, one after the other, whatever they are told;
     and what they were told."""
-    told: list[tuple[str, Sequence[Seen], Load]] = []
+    told: list[tuple[str, Sequence[WindowMedians], Load]] = []
 
     def decide(
         self: Law,
         step: int,
-        ranks: Sequence[Seen],
+        ranks: Sequence[WindowMedians],
         load: Load,
         ready_s: Sequence[float],
         latency_s: float = 0.0,
@@ -54,7 +54,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Sequence[Seen],
     return told
 
 
-Told = list[tuple[str, Sequence[Seen], Load]]
+Told = list[tuple[str, Sequence[WindowMedians], Load]]
 
 
 def hook(comm: Communicator, model: nn.Module, **settings: object) -> HookState:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from ..codecs import parse
-from .law import DELAY, FIRST_WINDOW, WINDOW, Change, Law, Load, Rung, Seen, Window
+from .law import DELAY, FIRST_WINDOW, WINDOW, Change, Law, Load, Rung, Window, WindowMedians
 
 _Result = TypeVar("_Result", covariant=True)
 Later = Callable[[], _Result]
@@ -77,7 +77,7 @@ class Agreement:
         if self._spread is not None and step >= self._spread[0]:
             return self._take_up(step)
         if step >= self._next and self._gathered is None and self._spread is None:
-            self._gathered = step, exchange.gather(self.window.seen().row())
+            self._gathered = step, exchange.gather(self.window.medians().row())
             self.window.empty()
         return None
 
@@ -87,10 +87,10 @@ class Agreement:
         assert self._gathered is not None
         at, rows = self._gathered
         self._gathered = None
-        seen = [Seen.of_row(row) for row in rows()]
+        medians = [WindowMedians.of_row(row) for row in rows()]
         text = ""
         if self.decides:
-            change = self._law.decide(at, seen, load, ready_s, latency_s)
+            change = self._law.decide(at, medians, load, ready_s, latency_s)
             if change is not None:
                 codec = change.rung.codec.name
                 text = json.dumps([codec, change.rung.accumulate, change.reason])

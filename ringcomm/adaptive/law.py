@@ -84,7 +84,7 @@ def covered(intervals: Iterable[Interval], until: float) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class WindowMedians:
     """Measurements of one rank's window: medians over its steps, in seconds.
 
     Attributes:
@@ -110,13 +110,13 @@ class Seen:
         return list(dataclasses.astuple(self))
 
     @staticmethod
-    def of_row(row: Iterable[float]) -> Seen:
-        """Makes a Seen of a received row."""
-        return Seen(*(float(value) for value in row))
+    def of_row(row: Iterable[float]) -> WindowMedians:
+        """Makes one of a received row."""
+        return WindowMedians(*(float(value) for value in row))
 
 
 @dataclasses.dataclass(frozen=True)
-class StepTook:
+class StepTimes:
     """Measurements of one step: seconds, bytes over ports, and the times at which its buckets were
     ready, counted from the first."""
 
@@ -136,31 +136,31 @@ class Window:
 
     def empty(self) -> None:
         """Removes all steps."""
-        self._took: list[StepTook] = []
+        self._steps: list[StepTimes] = []
         self._cpu_s = 0.0
 
-    def add(self, step: StepTook) -> None:
+    def add(self, step: StepTimes) -> None:
         """Adds a step that is over."""
-        self._took.append(step)
+        self._steps.append(step)
 
     def add_cpu(self, seconds: float) -> None:
         """Adds processor time of the engine."""
         self._cpu_s += seconds
 
-    def seen(self) -> Seen:
+    def medians(self) -> WindowMedians:
         """Returns the medians over the steps."""
-        took = self._took
-        if not took:
-            return Seen()
+        steps = self._steps
+        if not steps:
+            return WindowMedians()
         names = ("compute_s", "hide_s", "deferred", "busy_s", "wire_bytes")
-        middle = {name: statistics.median(getattr(one, name) for one in took) for name in names}
-        return Seen(steps=len(took), cpu_s=self._cpu_s / len(took), **middle)
+        middle = {name: statistics.median(getattr(one, name) for one in steps) for name in names}
+        return WindowMedians(steps=len(steps), cpu_s=self._cpu_s / len(steps), **middle)
 
     def ready_s(self) -> tuple[float, ...]:
         """Times at which the buckets of the median step were ready; empty if there is no step."""
-        if not self._took:
+        if not self._steps:
             return ()
-        ordered = sorted(self._took, key=lambda one: one.hide_s)
+        ordered = sorted(self._steps, key=lambda one: one.hide_s)
         return ordered[len(ordered) // 2].ready_s
 
 
@@ -168,7 +168,7 @@ class Window:
 
 
 @dataclasses.dataclass(frozen=True)
-class Freight:
+class BucketSize:
     """Contents of one bucket.
 
     Attributes:
@@ -190,7 +190,7 @@ class Freight:
         return (self.large * bits + self.small * rest) / 8 + self.plain
 
 
-Load = Sequence[Freight]
+Load = Sequence[BucketSize]
 """Buckets of a step, in the order in which they become ready."""
 
 
@@ -212,7 +212,7 @@ class Link:
         """Returns a copy with the rate divided by a factor."""
         return dataclasses.replace(self, rate=self.rate / factor)
 
-    def seconds(self, bucket: Freight, codec: Codec) -> float:
+    def seconds(self, bucket: BucketSize, codec: Codec) -> float:
         """Seconds for which a bucket keeps the link busy."""
         encoding = bucket.large * self.codec_s.get(codec.name, 0.0)
         return max(bucket.bytes_in(codec) / self.rate, encoding)
@@ -432,7 +432,7 @@ class Law:
     def decide(
         self,
         step: int,
-        ranks: Sequence[Seen],
+        ranks: Sequence[WindowMedians],
         load: Load,
         ready_s: Sequence[float],
         latency_s: float = 0.0,
@@ -446,12 +446,12 @@ class Law:
                 assumed to be in proportion.
             latency_s: latency of a bucket.
         """
-        measured = [seen for seen in ranks if seen.steps]
+        measured = [medians for medians in ranks if medians.steps]
         if self.rung not in self.rungs:
             return self._change(step, self.rungs[-1], f"{self.rung} is not allowed any more")
         if len(measured) < len(ranks) or not load or len(ready_s) != len(load):
             return None
-        slowest = max(measured, key=lambda seen: seen.compute_s)
+        slowest = max(measured, key=lambda medians: medians.compute_s)
         link = self._rates.learn(
             self.rung.codec,
             load,
@@ -471,7 +471,7 @@ class Law:
         )
         return self._choose(step, outlook, slowest)
 
-    def _choose(self, step: int, outlook: Outlook, seen: Seen) -> Change | None:
+    def _choose(self, step: int, outlook: Outlook, medians: WindowMedians) -> Change | None:
         waits = step < self._first_steps
         rungs = [rung for rung in self.rungs if not (waits and rung.codec.quantises)]
         shortest = min(outlook.step_s(rung) for rung in rungs)
@@ -491,7 +491,7 @@ class Law:
         is_first, self._is_settled = not self._is_settled, True
         if to == self.rung or not (is_due or is_first):
             return None
-        return self._change(step, to, _why(self.rung, to, outlook, seen))
+        return self._change(step, to, _why(self.rung, to, outlook, medians))
 
     def _change(self, step: int, to: Rung, reason: str) -> Change:
         self.rung, self._since = to, step + DELAY
@@ -516,10 +516,10 @@ class Law:
         self.rung = rung if rung in self.rungs else self.rung
 
 
-def _why(now: Rung, to: Rung, outlook: Outlook, seen: Seen) -> str:
+def _why(now: Rung, to: Rung, outlook: Outlook, medians: WindowMedians) -> str:
     """Describes the measurement that led to a change, for people."""
-    wire = seen.wire_bytes or outlook.link.rate * seen.busy_s
-    rate = 8e-9 * wire / seen.busy_s if seen.busy_s else 0.0
+    wire = medians.wire_bytes or outlook.link.rate * medians.busy_s
+    rate = 8e-9 * wire / medians.busy_s if medians.busy_s else 0.0
     hides = "the next step" if outlook.deferred else "backward"
     now_ms, to_ms, hide_ms = (
         f"{1e3 * seconds:.3g} ms"

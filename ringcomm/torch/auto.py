@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from ..adaptive.codec_agreement import Agreement
-from ..adaptive.law import FIRST_STEPS, Freight, Law, Rung, StepTook, ladder
+from ..adaptive.law import FIRST_STEPS, BucketSize, Law, Rung, StepTimes, ladder
 from ..codecs import Codec, parse
 from ..errors import ConfigError
 from .argument_checks import require_able, require_truth, require_whole
@@ -94,9 +94,9 @@ class Auto:
         self._agreement: Agreement | None = None
         self._latency_s = self._cpu_s = 0.0
         self._watch: _OptimizerWatch | None = None
-        self._steps: deque[_Looked] = deque()  # sent, not noted yet
-        self._looking: _Looked | None = None
-        self._load: tuple[Freight, ...] = ()
+        self._steps: deque[_ReadyBuckets] = deque()  # sent, not noted yet
+        self._current: _ReadyBuckets | None = None
+        self._load: tuple[BucketSize, ...] = ()
 
     def _rungs(self, linear: bool) -> tuple[Rung, ...]:
         return ladder(
@@ -154,27 +154,27 @@ class Auto:
         if self._watch is None:
             self._watch = _OptimizerWatch(self)
         self._watch.ids.update(id(parameter) for parameter, _, _ in bucket.spans)
-        if self._looking is None:
-            self._looking = _Looked()
-        self._looking.add(bucket)
+        if self._current is None:
+            self._current = _ReadyBuckets()
+        self._current.add(bucket)
         if bucket.last:
-            self._steps.append(self._looking)
-            self._looking = None
+            self._steps.append(self._current)
+            self._current = None
 
     def note(self, report: StepReport, finite: bool) -> None:
         """Adds the finished step to the window of measurements."""
         if self._agreement is None or not self._steps:
             return
-        looked, window = self._steps.popleft(), self._agreement.window
-        self._load = tuple(looked.load)
+        buckets, window = self._steps.popleft(), self._agreement.window
+        self._load = tuple(buckets.load)
         window.add(
-            StepTook(
+            StepTimes(
                 report["compute_s"],
                 report["backward_s"],
                 report["deferred"],
                 report["in_flight_s"],
                 report["wire_bytes"],
-                looked.ready_s(),
+                buckets.ready_s(),
             )
         )
 
@@ -213,7 +213,7 @@ class Auto:
             )
         rung = Rung(parse(state["codec"]), int(state["accumulate"]))
         self._law.load_state_dict(state["law"], rung)
-        self._agreement, self._looking = None, None
+        self._agreement, self._current = None, None
         self._steps.clear()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -225,28 +225,28 @@ class Auto:
         self.load_state_dict(state["state"])
 
 
-class _Looked:
+class _ReadyBuckets:
     """Sizes of the buckets of one step, and when each was ready."""
 
     def __init__(self) -> None:
-        self.load: list[Freight] = []
+        self.load: list[BucketSize] = []
         self._at: list[float] = []
 
     def add(self, bucket: Bucket) -> None:
         self._at.append(time.perf_counter())
-        self.load.append(_freight(bucket))
+        self.load.append(_bucket_size(bucket))
 
     def ready_s(self) -> tuple[float, ...]:
         """Seconds from the first bucket of the step until each one was ready."""
         return tuple(at - self._at[0] for at in self._at)
 
 
-def _freight(bucket: Bucket) -> Freight:
+def _bucket_size(bucket: Bucket) -> BucketSize:
     buffer = bucket.buffer
     if buffer.dtype not in COMPRESSIBLE:
-        return Freight(0, plain=buffer.nbytes)
+        return BucketSize(0, plain=buffer.nbytes)
     large = sum(stop - start for parameter, start, stop in bucket.spans if parameter.dim() > 1)
-    return Freight(large, buffer.numel() - large, width=buffer.element_size())
+    return BucketSize(large, buffer.numel() - large, width=buffer.element_size())
 
 
 def _trained_share(model: nn.Module) -> float:
