@@ -41,7 +41,7 @@ def made(model: nn.Module, comm: Communicator, codec: str = "onebit", **settings
 def went(optimizer: SGD) -> int:
     """Spans that have begun."""
     assert optimizer._overlap is not None
-    return len(optimizer._overlap._flights)
+    return len(optimizer._overlap._begun)
 
 
 @pytest.mark.parametrize("codec", ["none", "int4", "onebit"])
