@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import re
 import subprocess
 from collections.abc import Iterator
@@ -265,6 +266,12 @@ def test_python_imports_point_down() -> None:
             if not right:
                 wrong.append(f"{named(path)} must not import {'.'.join(module)}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_modules_import_each_other() -> None:
+    graph = {("ringcomm", *module_parts(path)): modules for path, modules in IMPORTED.items()}
+    packages = {name[:-1]: modules for name, modules in graph.items() if name[-1] == "__init__"}
+    graphlib.TopologicalSorter({**graph, **packages}).prepare()  # raises CycleError
 
 
 def test_the_callers_libraries_are_left_to_the_caller() -> None:
