@@ -13,7 +13,7 @@ one, for they build in one folder, and all others the other. A lane that is thro
 other has last. They run in the repository's root, in a process of their own (this file as a
 script); a command that two tests name runs once. "{folder}" in a command is a folder of its own,
 which the test finds as beside.folder; "{python}" a Python that has imported PyTorch already
-(warm_python.py).
+(fork_server.py).
 
 Invariants: whatever becomes of pytest, nothing that a command started outlives it; a command whose
 test is not chosen is not run.
@@ -25,6 +25,7 @@ import collections
 import contextlib
 import ctypes
 import dataclasses
+import importlib.util
 import json
 import os
 import select
@@ -37,7 +38,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-import warm_python
+import fork_server
 
 ROOT = Path(__file__).resolve().parent.parent
 APART = (
@@ -48,6 +49,8 @@ APART = (
 )
 """Files of tests that are bound by the processor: a run of the whole suite leaves them to
 test_apart.py, which runs them beside the others."""
+WARM = ("torch", "torch._dynamo", "torch.distributed.pipelining", "ringcomm.torch")
+"""Modules that "{python}" has imported."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -78,7 +81,7 @@ class Beside:
     ) -> None:
         self._folders: dict[tuple[str, ...], Path] = {}
         folder.mkdir(exist_ok=True)
-        python = str(warm_python.write(folder))
+        python = str(fork_server.write(folder))
         jobs: list[list[tuple[str, list[str]]]] = []
         for lane in lanes:
             jobs.append([])
@@ -91,7 +94,9 @@ class Beside:
                 ]
                 jobs[-1].append((str(own), words))
         if any(python in words for lane in jobs for _, words in lane):
-            jobs.append([(str(folder), [sys.executable, warm_python.__file__, str(folder)])])
+            modules = WARM if importlib.util.find_spec("torch") else ()
+            server = [sys.executable, fork_server.__file__, str(folder), *modules]
+            jobs.append([(str(folder), server)])
         self._process = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,

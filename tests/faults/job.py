@@ -19,15 +19,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+import fork_server
 from patience import PATIENCE, SILENCE
 from ports import free_port
 
 TESTS = Path(__file__).parents[1]
+_PROGRAM = "import faults.rank; faults.rank.run()"
 
 _LAUNCHERS = (
     "RANK",
@@ -63,86 +65,73 @@ class Exit:
     at: float
 
 
+@dataclasses.dataclass(frozen=True)
 class Nursery:
-    """The fork server with these modules imported. Close it.
+    """A fork server (fork_server.py), whose programs are ranks: its folder, and variables for all
+    ranks of all jobs."""
 
-    Attributes:
-        environment: variables for all ranks of all jobs.
-    """
+    folder: Path
+    environment: dict[str, str]
 
-    def __init__(self, *modules: str) -> None:
-        self.environment = {"RINGCOMM_PEER_TIMEOUT": str(SILENCE)}
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-X",
-                    "faulthandler",
-                    "-W",
-                    "default::ResourceWarning",
-                    str(TESTS / "faults" / "nursery.py"),
-                    str(theirs.fileno()),
-                    *modules,
-                ],
-                pass_fds=[theirs.fileno()],
-                env=clean_environment(),
-                start_new_session=True,
-            )
-        self._exits: dict[int, Exit] = {}
 
-    def fork(self, order: dict[str, Any], fds: Iterable[int]) -> int:
-        """Starts a rank and returns its pid."""
-        socket.send_fds(self.control, [json.dumps(order).encode()], list(fds))
-        while True:
-            message = self._receive()
-            if "code" not in message:
-                pid = int(message["pid"])
-                self._exits.pop(pid, None)  # of a rank that had this number before
-                return pid
-
-    def exit_of(self, pid: int) -> Exit | None:
-        """None while it lives."""
-        while select.select([self.control], [], [], 0)[0]:
-            self._receive()
-        return self._exits.get(pid)
-
-    def close(self) -> None:
-        """Ends it, and every rank that is left."""
-        self.control.close()
-        self._process.wait(PATIENCE)
-
-    def _receive(self) -> dict[str, Any]:
-        data = self.control.recv(4096)
-        if not data:
-            raise RuntimeError("the nursery is gone")
-        message: dict[str, Any] = json.loads(data)
-        if "code" in message:
-            self._exits[message["pid"]] = Exit(message["code"], message["at"])
-        return message
+@contextlib.contextmanager
+def nursery_of(*modules: str) -> Iterator[Nursery]:
+    """Runs a Nursery with these modules imported. Its end is that of every rank that is left."""
+    flags = ["-X", "faulthandler", "-W", "default::ResourceWarning"]
+    environment = clean_environment()
+    with tempfile.TemporaryDirectory() as folder:
+        server = subprocess.Popen(
+            [sys.executable, *flags, fork_server.__file__, folder, *modules],
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            yield Nursery(Path(folder), {**environment, "RINGCOMM_PEER_TIMEOUT": str(SILENCE)})
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait(PATIENCE)
 
 
 class _Process:
-    """One rank: its pid, the ends of its pipes, and what it has said so far."""
+    """One rank.
 
-    def __init__(self, nursery: Nursery, order: dict[str, Any]) -> None:
-        commands, self.commands = os.pipe()
-        self.events, events = os.pipe()
+    Attributes:
+        pid: its process.
+        said: its events, those taken by Job.expect excepted.
+        exit: how it ended; by then all that it said is in ``said``. None while it lives.
+        sources: the sockets from which more can come.
+    """
+
+    def __init__(
+        self, nursery: Nursery, command: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        self.stdin, theirs = socket.socketpair()  # by which the rank tells its events, too
         self.output: IO[str] = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
-        try:
-            self.pid = nursery.fork(order, [commands, events, self.output.fileno()])
-        finally:
-            os.close(commands)
-            os.close(events)
+        with theirs:
+            stdio = [theirs.fileno(), self.output.fileno(), self.output.fileno()]
+            self._link, self.pid = fork_server.fork(nursery.folder, command, environment, stdio)
         self.said: list[dict[str, Any]] = []
+        self.exit: Exit | None = None
+        self.sources = [self.stdin, self._link]
         self._partial = b""
 
-    def read(self) -> bool:
-        """Takes what the event pipe holds. False at its end."""
-        data = os.read(self.events, 1 << 16)
+    def poll(self) -> None:
+        """Takes what it has said, and how it has ended, without waiting."""
+        while ready := select.select(self.sources, [], [], 0)[0]:
+            if self.stdin in ready:
+                self._read()
+            if self._link in ready:
+                self.exit = Exit(*fork_server.answer(self._link))
+                self.sources.remove(self._link)
+
+    def _read(self) -> None:
+        data = b""
+        with contextlib.suppress(ConnectionResetError):  # it ended without a go that it was given
+            data = self.stdin.recv(1 << 16)
+        if not data:
+            self.sources.remove(self.stdin)
         *lines, self._partial = (self._partial + data).split(b"\n")
         self.said += [json.loads(line) for line in lines]
-        return bool(data)
 
     def printed(self) -> str:
         """What it wrote to stdout and stderr."""
@@ -150,8 +139,8 @@ class _Process:
         return self.output.read()
 
     def close(self) -> None:
-        os.close(self.commands)
-        os.close(self.events)
+        self.stdin.close()
+        self._link.close()
         self.output.close()
 
 
@@ -172,7 +161,6 @@ class Job:
         self.port = free_port()
         self._environment = {**nursery.environment, **(environment or {})}
         self._processes: dict[int, _Process] = {}
-        self._silent: set[int] = set()
         self._ended: list[_Process] = []
 
     def start(
@@ -186,6 +174,7 @@ class Job:
         module of its own, as it is looked up by name."""
         module = inspect.getmodule(function)
         assert module is not None
+        command = ["-c", _PROGRAM, module.__name__, function.__name__, json.dumps(arguments)]
         for rank in range(self.world_size) if ranks is None else ranks:
             environment = {
                 "RANK": str(rank),
@@ -194,39 +183,25 @@ class Job:
                 "MASTER_PORT": str(self.port),
                 **self._environment,
             }
-            order = {
-                "module": module.__name__,
-                "function": function.__name__,
-                "arguments": arguments,
-                "environment": environment,
-            }
             if rank in self._processes:  # started again, after it has ended
                 self._ended.append(self._processes.pop(rank))
-                self._silent.discard(rank)
-            self._processes[rank] = _Process(self._nursery, order)
+            self._processes[rank] = _Process(self._nursery, command, environment)
 
     # ---- what they say ----
 
     def expect(self, rank: int, event: str, within: float = PATIENCE) -> dict[str, Any]:
         """Waits for this event of a rank and returns it. Each event is returned once."""
         process = self._processes[rank]
-
-        def happened() -> Any:
-            return _take(process.said, event) or self._nursery.exit_of(process.pid)
-
-        found = self._pump(happened, within)
-        if isinstance(found, Exit):
-            self._drain(rank)
-            found = _take(process.said, event)
-        if found is None:
+        said = self._pump(lambda: _take(process.said, event) or process.exit, within)
+        if not isinstance(said, dict):
             raise AssertionError(f"rank {rank} did not say {event!r} in {within} s\n{self.story()}")
-        said: dict[str, Any] = found
         return said
 
     def has_said(self, rank: int, event: str) -> bool:
         """Whether expect() of it would return at once."""
-        self._drain(rank)
-        return any(line["event"] == event for line in self._processes[rank].said)
+        process = self._processes[rank]
+        process.poll()
+        return any(line["event"] == event for line in process.said)
 
     def expect_all(self, event: str, ranks: Iterable[int] | None = None) -> list[dict[str, Any]]:
         """expect() of all ranks in order, or of these."""
@@ -241,7 +216,8 @@ class Job:
         """Everything that every rank said, for the message of a failed test."""
         lines = []
         for rank, process in self._processes.items():
-            lines.append(f"-- rank {rank}, pid {process.pid}, {self._nursery.exit_of(process.pid)}")
+            process.poll()
+            lines.append(f"-- rank {rank}, pid {process.pid}, {process.exit}")
             lines += [json.dumps(event) for event in process.said]
             lines.append(process.printed())
         return "\n".join(lines)
@@ -251,14 +227,15 @@ class Job:
     def go(self, *ranks: int) -> float:
         """Lets these ranks (all, if none is named) past Rank.wait_for_go; returns when."""
         for rank in ranks or self._processes:
-            os.write(self._processes[rank].commands, b"g")
+            self._processes[rank].stdin.send(b"g")
         return time.monotonic()
 
     def signal(self, rank: int, number: int) -> float:
         """Sends a signal and returns when."""
-        pid = self._processes[rank].pid
-        if self._nursery.exit_of(pid) is None:
-            os.kill(pid, number)
+        process = self._processes[rank]
+        process.poll()
+        if process.exit is None:
+            os.kill(process.pid, number)
         return time.monotonic()
 
     def pid(self, rank: int) -> int:
@@ -267,22 +244,21 @@ class Job:
 
     def wait_exit(self, rank: int, within: float = PATIENCE) -> Exit:
         """Waits until the rank's process is gone."""
-        pid = self._processes[rank].pid
-        ended = self._pump(lambda: self._nursery.exit_of(pid), within)
+        process = self._processes[rank]
+        ended: Exit | None = self._pump(lambda: process.exit, within)
         if ended is None:
-            native = _native_stacks(pid)
-            self._dump_stacks(pid)
+            native = _native_stacks(process.pid)
+            self._dump_stacks(process)
             raise AssertionError(
                 f"rank {rank} still lives after {within} s\n{self.story()}\n{native}"
             )
-        self._drain(rank)
         return ended
 
-    def _dump_stacks(self, pid: int) -> None:
+    def _dump_stacks(self, process: _Process) -> None:
         """Ends a rank, which writes its threads' stacks to its output first (faulthandler)."""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGABRT)
-        self._pump(lambda: self._nursery.exit_of(pid), PATIENCE)
+            os.kill(process.pid, signal.SIGABRT)
+        self._pump(lambda: process.exit, PATIENCE)
 
     def finish(self, ranks: Iterable[int] | None = None, *, quietly: bool = True) -> None:
         """All ranks, or these, must exit with code 0 and, unless they may have something to say
@@ -302,38 +278,27 @@ class Job:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for process in self._processes.values():
-            if self._nursery.exit_of(process.pid) is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
+        for rank in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                self.signal(rank, signal.SIGKILL)
         for rank in self._processes:
             self.wait_exit(rank)
         for process in [*self._processes.values(), *self._ended]:
             process.close()
 
-    # ---- pipes ----
-
     def _pump(self, found: Callable[[], Any], within: float) -> Any:
-        """Reads pipes until found() is true, and returns that; None when the time is over or the
-        ranks have nothing more to say."""
-        deadline = time.monotonic() + within
+        """Takes what the ranks say until found() is true, and returns that; None when the time is
+        over."""
+        processes, deadline = self._processes.values(), time.monotonic() + within
         while not (result := found()):
-            pipes = {p.events: r for r, p in self._processes.items() if r not in self._silent}
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
-            ready = select.select([*pipes, self._nursery.control], [], [], min(left, 0.5))[0]
-            for fd in ready:
-                if fd in pipes and not self._processes[pipes[fd]].read():
-                    self._silent.add(pipes[fd])
+            sources = [source for process in processes for source in process.sources]
+            select.select(sources, [], [], min(left, 0.5))
+            for process in processes:
+                process.poll()
         return result
-
-    def _drain(self, rank: int) -> None:
-        """Reads what is in a rank's pipe."""
-        process = self._processes[rank]
-        while rank not in self._silent and select.select([process.events], [], [], 0)[0]:
-            if not process.read():
-                self._silent.add(rank)
 
 
 def _take(said: list[dict[str, Any]], event: str) -> dict[str, Any] | None:
@@ -341,16 +306,6 @@ def _take(said: list[dict[str, Any]], event: str) -> dict[str, Any] | None:
         if line["event"] == event:
             return said.pop(index)
     return None
-
-
-@contextlib.contextmanager
-def nursery_of(*modules: str) -> Iterator[Nursery]:
-    """A Nursery for the length of a ``with`` block."""
-    nursery = Nursery(*modules)
-    try:
-        yield nursery
-    finally:
-        nursery.close()
 
 
 def _native_stacks(pid: int) -> str:

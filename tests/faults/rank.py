@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import select
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +15,7 @@ import ringcomm
 
 
 class Rank:
-    """Handed to the function that a rank runs (see nursery.py).
+    """Handed to the function that a rank runs (see `run`).
 
     Attributes:
         number, world_size: from the environment.
@@ -57,6 +59,15 @@ class Rank:
             error = caught
         self.emit(event, took=time.monotonic() - began, **describe(error))
         return error
+
+
+def run() -> None:
+    """The program of a rank, `-c CODE MODULE FUNCTION ARGUMENTS`: calls the function with a Rank
+    and these arguments, which are JSON. The test is at the other end of stdin, which is a socket;
+    children of multiprocessing, which close stdin, still have the descriptor for events."""
+    module, function, arguments = sys.argv[1:]
+    called = getattr(importlib.import_module(module), function)
+    called(Rank(os.dup(0)), **json.loads(arguments))
 
 
 def describe(error: BaseException | None) -> dict[str, Any]:
