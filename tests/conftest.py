@@ -107,6 +107,13 @@ def interruptible() -> None:
 
 
 @pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Of ranks that do without PyTorch, for files that have no other fixture of this name."""
+    with nursery_of("numpy", "ringcomm") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
 def torch_nursery() -> Iterator[Nursery]:
     """Of ranks with PyTorch, which takes seconds to import: once for all files that need it."""
     data = ["sklearn.datasets"] if importlib.util.find_spec("sklearn") else []

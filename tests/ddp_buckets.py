@@ -3,9 +3,11 @@ DDP."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+import optim_steps
 import torch
+from optim_steps import THRESHOLD
 from torch import nn
 
 from ringcomm import Communicator
@@ -13,30 +15,16 @@ from ringcomm.codecs import Codec, parse
 from ringcomm.torch import HookState, allreduce_hook
 from ringcomm.torch.codec_policy import FixedCodec
 
-THRESHOLD = 4096
 
+class Net(optim_steps.Net):
+    """The model of the optimizers' tests, with a long vector before its filter."""
 
-class Net(nn.Module):
-    """Large and small matrices, a filter, vectors, a scalar, an empty one and one not trained."""
-
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(1)
-        shapes = {
-            "embed": (100, 48),
-            "norm": (48,),
-            "long": (5000,),
-            "filter": (16, 8, 3, 3),
-            "small": (4, 4),
-            "temperature": (),
-            "empty": (0, 7),
-            "frozen": (64, 64),
-            "head": (48, 31),
-        }
-        for name, shape in shapes.items():
-            weight = nn.Parameter(torch.randn(shape, generator=generator).to(dtype))
-            self.register_parameter(name, weight)
-        self.frozen.requires_grad_(False)
+    shapes: ClassVar = {
+        "embed": (100, 48),
+        "norm": (48,),
+        "long": (5000,),
+        **optim_steps.Net.shapes,
+    }
 
 
 LARGE = ("embed", "filter", "head")

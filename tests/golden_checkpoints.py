@@ -24,7 +24,8 @@ from typing import Any, TypedDict
 
 import torch
 from ranks import run_ranks
-from state_jobs import Apart, Exchange, Feedback, Hooked, Job, Trained, stored
+from state_jobs import Apart, Exchange, Feedback, Hooked, Job, Trained
+from tensors import stored
 from torch import nn
 
 from ringcomm import Communicator, ErrorFeedback, FeedbackStore

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from ringcomm import Communicator
-from ringcomm.torch.optim import WireOptimizer
+from ringcomm.torch.optim import SGD, WireOptimizer
 
 Make = Callable[[Sequence[nn.Parameter], Communicator], WireOptimizer]
 THRESHOLD = 4096
@@ -18,23 +19,30 @@ THRESHOLD = 4096
 class Net(nn.Module):
     """Large matrices, of which two do not fill their blocks, a filter, and small tensors."""
 
+    shapes: ClassVar[dict[str, tuple[int, ...]]] = {
+        "embed": (100, 48),
+        "norm": (48,),
+        "filter": (16, 8, 3, 3),
+        "small": (4, 4),
+        "temperature": (),
+        "empty": (0, 7),
+        "frozen": (64, 64),
+        "head": (48, 31),
+    }
+
     def __init__(self, dtype: torch.dtype = torch.float32, seed: int = 1) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
-        shapes = {
-            "embed": (100, 48),
-            "norm": (48,),
-            "filter": (16, 8, 3, 3),
-            "small": (4, 4),
-            "temperature": (),
-            "empty": (0, 7),
-            "frozen": (64, 64),
-            "head": (48, 31),
-        }
-        for name, shape in shapes.items():
+        for name, shape in self.shapes.items():
             weight = nn.Parameter(torch.randn(shape, generator=generator).to(dtype))
             self.register_parameter(name, weight)
         self.frozen.requires_grad_(False)
+
+
+def sgd(model: nn.Module, comm: Communicator, codec: str = "none", **settings: Any) -> SGD:
+    """An optimizer of the model, with settings that suit its size."""
+    settings = {"lr": 0.1, "threshold": THRESHOLD, **settings}
+    return SGD(model.parameters(), comm=comm, compression=codec, **settings)  # type: ignore[arg-type]
 
 
 def gradient_of(name: str, shape: torch.Size, rank: int, step: int) -> torch.Tensor:

@@ -5,7 +5,6 @@ Inputs follow from rank and number of the step, so two jobs that have the same s
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from ddp_buckets import gradients_of, reduce
 from outer_training import net, train, weights
+from tensors import stored
 from torch import nn
 
 from ringcomm import Communicator, FeedbackStore
@@ -22,14 +22,6 @@ from ringcomm.torch import HookState, OuterStep, sparse
 COUNT, THRESHOLD = 5000, 4096
 SHAPES = ((32, 256), (33, 257), (16, 16, 3, 3), (103, 96), (64,), ())  # blocks full and not
 SIZES = (5, 32, 256, 33, 257, 3)
-
-
-def stored(state: Any) -> Any:
-    """As it comes back from a file."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 class Job:

@@ -7,6 +7,7 @@ tensor on the same memory, since numpy has no such dtype.
 from __future__ import annotations
 
 import functools
+import io
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,16 @@ def tensor(array: Array, dtype: str) -> Any:
     import torch
 
     return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+
+
+def stored(state: Any) -> Any:
+    """The state as it comes back from a file of torch's, with weights only."""
+    import torch
+
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 
 def bits(array: Array) -> bytes:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import io
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import tensors
 from quantised_reference import CODECS
 from ranks import run_ranks
 
@@ -22,6 +22,7 @@ COUNT = 5000
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 if HAS_TORCH:
     import torch  # before any rank does, whose states are torch's from then on
+stored = tensors.stored if HAS_TORCH else copy.deepcopy
 
 
 def steps(comm: Communicator, store: FeedbackStore, codec: str, first: int, last: int) -> list[Any]:
@@ -34,17 +35,6 @@ def steps(comm: Communicator, store: FeedbackStore, codec: str, first: int, last
         comm.allreduce(x, "avg", compression=codec, feedback=store["w"])
         out.append(x)
     return out
-
-
-def stored(state: dict[str, Any]) -> dict[str, Any]:
-    """As it comes back from a file."""
-    if not HAS_TORCH:
-        return copy.deepcopy(state)
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, weights_only=True)
-    return loaded
 
 
 @pytest.mark.parametrize(("codec", "world"), [*zip(CODECS, (2, 3, 3, 2), strict=True)])

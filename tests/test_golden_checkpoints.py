@@ -20,7 +20,7 @@ import torch
 from ddp_buckets import gradients_of, reduce
 from ranks import run_ranks
 from sparse_training import import_late
-from state_jobs import stored
+from tensors import stored
 
 from ringcomm import Communicator, ConfigError
 from ringcomm.torch import HookState

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import io
 import pickle
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 from ddp_buckets import LARGE, THRESHOLD, ByStep, Net, Scaler, gradients_of, reduce, trained
 from quantised_reference import payload_bytes
 from ranks import World, run_ranks
+from tensors import stored
 from torch import nn
 
 from ringcomm import Communicator, ConfigError, FeedbackStore, TensorError
@@ -120,13 +120,11 @@ def test_residuals_follow_the_parameter_when_buckets_change(codec: str, n: int) 
         exact = copy.deepcopy(out)
         for step in range(2 * half):
             if step == half:
-                file = io.BytesIO()
-                torch.save(state.gather_state_dict(), file)
+                kept = stored(state.gather_state_dict())
                 state = HookState(
                     "int4", comm, model=nn.DataParallel(model), threshold=THRESHOLD, feedback=True
                 )
-                file.seek(0)
-                state.load_state_dict(torch.load(file, weights_only=True))
+                state.load_state_dict(kept)
             every = [gradients_of(model, rank, step) for rank in range(n)]
             got = reduce(state, model, every[comm.rank], buckets=1 if step == 0 else 1 + step % 4)
             for name in LARGE:

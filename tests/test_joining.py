@@ -11,21 +11,15 @@ import itertools
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from faults import joining
-from faults.job import Job, Nursery, nursery_of
+from faults.job import Job, Nursery
 from faults.rank import Rank
 from patience import PROMPT
 from ports import free_port
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with nursery_of("numpy", "ringcomm") as made:
-        yield made
 
 
 def check_joined(job: Job, *, quietly: bool = True) -> None:

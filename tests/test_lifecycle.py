@@ -8,21 +8,13 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from faults import deadlines, endings, forks
-from faults.job import Job, Nursery, nursery_of
+from faults.job import Job, Nursery
 from patience import PATIENCE, PROMPT
 from ports import free_port
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with nursery_of("numpy", "ringcomm") as made:
-        yield made
-
 
 # ---- close ----
 

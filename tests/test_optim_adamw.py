@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import math
 from typing import Any
 
@@ -15,6 +14,7 @@ if importlib.util.find_spec("torch") is None:
 import torch
 from optim_steps import THRESHOLD, Net, flat, go_on, mean_gradients
 from ranks import run_ranks
+from tensors import stored
 
 from ringcomm import Communicator, ConfigError
 from ringcomm.torch.optim import OneBitAdam, OneBitLamb
@@ -25,13 +25,6 @@ RANKS = 2
 TORCH: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.95), "weight_decay": 0.1}
 EPS = 2.0**-23
 Model = torch.nn.Module
-
-
-def stored(state: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def adamw(steps: int, dtype: torch.dtype = torch.float32, **settings: Any) -> tuple[Model, Any]:

@@ -16,7 +16,7 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 import torch
-from optim_steps import THRESHOLD, Net, go_on, set_gradients
+from optim_steps import THRESHOLD, Net, go_on, set_gradients, sgd
 from ranks import run_ranks
 from torch import nn
 
@@ -35,16 +35,11 @@ from ringcomm.torch.optim import (
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
 
-def made(model: nn.Module, comm: Communicator, codec: str = "none", **settings: Any) -> SGD:
-    settings = {"lr": 0.1, "threshold": THRESHOLD, **settings}
-    return SGD(model.parameters(), comm=comm, compression=codec, **settings)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("overlap", [False, True])
 def test_sparse_gradients_are_refused(overlap: bool) -> None:
     def body(comm: Communicator) -> None:
         embedding = nn.Embedding(10, 4, sparse=True)
-        optimizer = made(embedding, comm, overlap=overlap)
+        optimizer = sgd(embedding, comm, overlap=overlap)
         embedding(torch.tensor([1, 2])).sum().backward()
         optimizer.step()
 
@@ -65,7 +60,7 @@ def test_a_hook_for_the_same_model_is_refused() -> None:
         model, other = Net(), Net()
         state = HookState("int8", comm, model=model)
         unrelated = HookState("int8", comm, model=other)
-        optimizer = made(model, comm)
+        optimizer = sgd(model, comm)
         set_gradients(model, 0, 0)
         with pytest.raises(ConfigError, match="HookState was made for parameters of this SGD"):
             optimizer.step()
@@ -79,7 +74,7 @@ def test_a_hook_that_comes_later_is_refused() -> None:
 
     def body(comm: Communicator) -> None:
         model = Net()
-        optimizer = made(model, comm)
+        optimizer = sgd(model, comm)
         go_on(model, optimizer, comm, range(3))
         state = HookState("int8", comm, model=model)
         with pytest.raises(ConfigError, match="HookState was made for parameters of this SGD"):
@@ -92,7 +87,7 @@ def test_a_hook_that_comes_later_is_refused() -> None:
 
 def test_what_is_no_communicator_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"give a ringcomm\.Communicator: 3"):
-        made(Net(), 3)  # type: ignore[arg-type]
+        sgd(Net(), 3)  # type: ignore[arg-type]
 
 
 def test_optimizers_cannot_be_copied() -> None:
@@ -100,7 +95,7 @@ def test_optimizers_cannot_be_copied() -> None:
 
     def body(comm: Communicator) -> None:
         with sparse.SGD(Net().parameters(), comm=comm) as other:
-            for one in (made(Net(), comm), made(Net(), comm, overlap=True), other):
+            for one in (sgd(Net(), comm), sgd(Net(), comm, overlap=True), other):
                 for copied in (copy.copy, copy.deepcopy, pickle.dumps):
                     with pytest.raises(TypeError, match=r"copied or pickled; use state_dict\(\)"):
                         copied(one)
@@ -111,7 +106,7 @@ def test_optimizers_cannot_be_copied() -> None:
 def test_parameters_that_are_not_the_models_are_noticed() -> None:
     def body(comm: Communicator) -> None:
         model, other = Net(), Net()
-        optimizer = made(model, comm)
+        optimizer = sgd(model, comm)
         for step in range(3):
             set_gradients(model if comm.rank else other, 0, step)
             if comm.rank == 0 and step == 2:
@@ -127,7 +122,7 @@ def test_ranks_with_other_models_fail_at_once() -> None:
     def body(comm: Communicator) -> None:
         model = nn.Linear(100, 100 + comm.rank)
         with pytest.raises(MismatchError, match=r"different parameters; rank . has 2"):
-            made(model, comm)
+            sgd(model, comm)
 
     run_ranks(3, body)
 
@@ -186,7 +181,7 @@ def test_ranks_with_other_rates_fail_at_the_step(setting: str) -> None:
 
     def body(comm: Communicator) -> None:
         model = Net()
-        optimizer = made(model, comm)
+        optimizer = sgd(model, comm)
         go_on(model, optimizer, comm, range(2))
         if comm.rank == 1 and setting == "lr":
             optimizer.param_groups[0]["lr"] = 0.2

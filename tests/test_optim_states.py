@@ -4,7 +4,6 @@ world size; and states that are refused."""
 from __future__ import annotations
 
 import importlib.util
-import io
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ if importlib.util.find_spec("torch") is None:
 import torch
 from optim_steps import THRESHOLD, Net, alike, flat, go_on, mean_gradients, steps_of
 from ranks import World, run_ranks
+from tensors import stored
 
 from ringcomm import Communicator, ConfigError
 from ringcomm.torch.optim import SGD, Lion, OneBitAdam, WireOptimizer
@@ -43,14 +43,6 @@ def apart() -> Callable[..., WireOptimizer]:
     return lambda params, comm: OneBitAdam(params, 1e-2, freeze=1, comm=comm, threshold=THRESHOLD)
 
 
-def saved(state: Any) -> Any:
-    """As a file would have it."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 @pytest.mark.parametrize(
     ("codec", "ranks", "dtype"), [("int4", 3, torch.float32), ("onebit", 2, torch.bfloat16)]
 )
@@ -60,7 +52,7 @@ def test_a_restart_goes_on_to_the_bit(codec: str, ranks: int, dtype: torch.dtype
 
     def body(comm: Communicator) -> tuple[Any, Any]:
         model, optimizer = steps_of(comm, make, range(5), Net(dtype))
-        weights, state = saved([model.state_dict(), optimizer.state_dict()])
+        weights, state = stored([model.state_dict(), optimizer.state_dict()])
         other = Net(dtype, seed=9)
         restored = make(list(other.parameters()), comm)
         other.load_state_dict(weights)
@@ -107,7 +99,7 @@ def test_in_another_world_the_sum_of_what_was_sent_is_exact(before: int, after: 
 
     def first(comm: Communicator) -> Any:
         model, optimizer = steps_of(comm, make, range(10))
-        return saved([model.state_dict(), optimizer.gather_state_dict()])
+        return stored([model.state_dict(), optimizer.gather_state_dict()])
 
     files = run_ranks(before, first)
 
@@ -156,7 +148,7 @@ def test_another_ranks_state_starts_residuals_from_zero_with_a_warning() -> None
     def save(comm: Communicator) -> None:
         model, optimizer = steps_of(comm, sgd("onebit"), range(3))
         if comm.rank == 0:
-            files.extend(saved([model.state_dict(), optimizer.state_dict()]))
+            files.extend(stored([model.state_dict(), optimizer.state_dict()]))
 
     def load(comm: Communicator) -> tuple[float, torch.nn.Module]:
         model = Net()
@@ -220,7 +212,7 @@ def test_a_state_of_before_the_first_step() -> None:
         model, optimizer = steps_of(comm, sgd("onebit"), [])
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            optimizer.load_state_dict(saved(optimizer.state_dict()))
+            optimizer.load_state_dict(stored(optimizer.state_dict()))
         go_on(model, optimizer, comm, range(2))
         return flat(model)
 

@@ -14,7 +14,7 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 import torch
-from optim_steps import THRESHOLD, Net, alike, flat, go_on, mean_gradients, set_gradients
+from optim_steps import Net, alike, flat, go_on, mean_gradients, set_gradients, sgd
 from ranks import World, run_ranks
 from torch import nn
 
@@ -29,11 +29,6 @@ from ringcomm.torch.optim import (
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
 
-def made(model: nn.Module, comm: Communicator, codec: str = "none", **settings: Any) -> SGD:
-    settings = {"lr": 0.1, "threshold": THRESHOLD, **settings}
-    return SGD(model.parameters(), comm=comm, compression=codec, **settings)  # type: ignore[arg-type]
-
-
 # ---- steps that are left out ----
 
 
@@ -44,7 +39,7 @@ def test_a_bad_gradient_of_one_rank_leaves_the_step_out_on_all(codec: str, bad: 
 
     def body(comm: Communicator) -> tuple[Net, Net, int, int]:
         models = Net(), Net()
-        disturbed, other = (made(model, comm, codec) for model in models)
+        disturbed, other = (sgd(model, comm, codec) for model in models)
         for step in range(4):
             if step == 2:
                 set_gradients(models[0], comm.rank, 99)
@@ -64,7 +59,7 @@ def test_a_bad_gradient_of_one_rank_leaves_the_step_out_on_all(codec: str, bad: 
 def test_a_bad_gradient_is_told_once() -> None:
     def body(comm: Communicator) -> None:
         model = Net()
-        optimizer = made(model, comm)
+        optimizer = sgd(model, comm)
         set_gradients(model, 0, 0)
         model.head.grad.fill_(torch.inf)  # type: ignore[union-attr]
         with pytest.warns(UserWarning, match="not finite: the step is left out on all ranks"):
@@ -82,7 +77,7 @@ def test_means_that_are_not_finite_change_nothing() -> None:
 
     def body(comm: Communicator) -> tuple[Net, int]:
         model = Net()
-        optimizer = made(model, comm, "fp16")
+        optimizer = sgd(model, comm, "fp16")
         set_gradients(model, comm.rank, 0)
         model.head.grad[0, 0] = 1e6  # type: ignore[index]
         optimizer.step()
@@ -103,7 +98,7 @@ def test_a_scaler_skips_on_all_ranks_alike(unscales: bool) -> None:
 
     def body(comm: Communicator) -> tuple[Net, Net, list[float], int]:
         models = Net(), Net()
-        scaled, plain = (made(model, comm, "onebit") for model in models)
+        scaled, plain = (sgd(model, comm, "onebit") for model in models)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
         scales = []
         for step in range(6):
@@ -136,8 +131,8 @@ def test_max_norm_bounds_the_norm_of_the_mean() -> None:
 
     def body(comm: Communicator) -> tuple[Net, Net]:
         clipped, scaled = Net(), Net()
-        optimizer = made(clipped, comm, max_norm=0.5, momentum=0.0)
-        by_hand = made(scaled, comm, momentum=0.0)
+        optimizer = sgd(clipped, comm, max_norm=0.5, momentum=0.0)
+        by_hand = sgd(scaled, comm, momentum=0.0)
         for step in range(3):
             squares = []
             for rank in range(ranks):
@@ -162,7 +157,7 @@ def test_max_norm_bounds_the_norm_of_the_mean() -> None:
 def test_users_may_clip_each_ranks_gradient() -> None:
     def body(comm: Communicator) -> Net:
         model = Net()
-        optimizer = made(model, comm, momentum=0.0)
+        optimizer = sgd(model, comm, momentum=0.0)
         set_gradients(model, comm.rank, 0)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
@@ -180,7 +175,7 @@ def test_accumulated_gradients_travel_once() -> None:
     def body(comm: Communicator) -> tuple[Net, Net, int, int]:
         models, sent = (Net(), Net()), []
         for model, parts in zip(models, (1, 4), strict=True):
-            optimizer = made(model, comm)
+            optimizer = sgd(model, comm)
             for step in range(2):
                 optimizer.zero_grad(set_to_none=step == 0)
                 for _ in range(parts):
@@ -198,7 +193,7 @@ def test_accumulated_gradients_travel_once() -> None:
 def test_a_closure_is_called_with_gradients_on() -> None:
     def body(comm: Communicator) -> None:
         model = Net()
-        optimizer = made(model, comm)
+        optimizer = sgd(model, comm)
 
         def closure() -> torch.Tensor:
             optimizer.zero_grad()
@@ -216,7 +211,7 @@ def test_a_closure_is_called_with_gradients_on() -> None:
 def test_a_gradient_that_some_ranks_lack_is_zero_there() -> None:
     def body(comm: Communicator) -> Net:
         model = Net()
-        optimizer = made(model, comm, momentum=0.0)
+        optimizer = sgd(model, comm, momentum=0.0)
         set_gradients(model, comm.rank, 0)
         if comm.rank == 0:
             model.head.grad = model.norm.grad = None
@@ -242,7 +237,7 @@ def test_what_nobody_has_a_gradient_of_stays(codec: str) -> None:
 
     def body(comm: Communicator) -> Net:
         model = Net()
-        optimizer = made(model, comm, codec, weight_decay=0.1)
+        optimizer = sgd(model, comm, codec, weight_decay=0.1)
         for step in range(3):
             set_gradients(model, comm.rank, step)
             if step:
@@ -259,7 +254,7 @@ def test_what_nobody_has_a_gradient_of_stays(codec: str) -> None:
 def test_a_parameter_that_is_trained_later_is_laid_out_then() -> None:
     def body(comm: Communicator) -> Net:
         model = Net()
-        optimizer = made(model, comm, "onebit")
+        optimizer = sgd(model, comm, "onebit")
         go_on(model, optimizer, comm, range(2))
         assert torch.equal(model.frozen, Net().frozen)
         assert model.frozen not in optimizer.state
@@ -283,7 +278,7 @@ def test_16_bit_parameters_follow_a_master_copy(dtype: torch.dtype) -> None:
     def body(comm: Communicator) -> tuple[Net, Net]:
         half, full = Net(dtype), Net(dtype).float()
         for model in (half, full):
-            optimizer = made(model, comm, lr=1e-4, momentum=0.0)
+            optimizer = sgd(model, comm, lr=1e-4, momentum=0.0)
             for _ in range(50):
                 for parameter in model.parameters():
                     parameter.grad = torch.ones_like(parameter)
@@ -299,7 +294,7 @@ def test_16_bit_parameters_follow_a_master_copy(dtype: torch.dtype) -> None:
 def test_a_16_bit_model_may_be_loaded_between_steps() -> None:
     def body(comm: Communicator) -> None:
         model = Net(torch.bfloat16)
-        optimizer = made(model, comm, lr=0.0)
+        optimizer = sgd(model, comm, lr=0.0)
         go_on(model, optimizer, comm, range(2))
         with torch.no_grad():
             model.head.fill_(3.0)
@@ -313,7 +308,7 @@ def test_a_16_bit_model_may_be_loaded_between_steps() -> None:
 def test_a_model_of_another_dtype_than_the_optimizers_is_refused(overlap: bool) -> None:
     def body(comm: Communicator) -> None:
         model = nn.Linear(16, 16)
-        optimizer = made(model, comm, overlap=overlap)
+        optimizer = sgd(model, comm, overlap=overlap)
         model(torch.ones(2, 16)).sum().backward()
         optimizer.step()
         model.bfloat16()
@@ -328,7 +323,7 @@ def test_a_model_of_another_dtype_than_the_optimizers_is_refused(overlap: bool) 
 def test_a_16_bit_model_whose_data_is_assigned_is_followed() -> None:
     def body(comm: Communicator) -> None:
         model = nn.Linear(16, 16).bfloat16()
-        optimizer = made(model, comm)
+        optimizer = sgd(model, comm)
         for value in (8.0, 16.0):
             for one in model.parameters():
                 one.data = torch.full_like(one, value)
@@ -342,7 +337,7 @@ def test_a_16_bit_model_whose_data_is_assigned_is_followed() -> None:
 def test_float64_stays_float64() -> None:
     def body(comm: Communicator) -> Net:
         model = Net(torch.float64)
-        optimizer = made(model, comm)
+        optimizer = sgd(model, comm)
         go_on(model, optimizer, comm, range(3))
         assert optimizer.state[model.head]["momentum_buffer"].dtype == torch.float64
         return model
@@ -362,7 +357,7 @@ def test_float64_stays_float64() -> None:
 def test_one_span_for_what_is_small_and_blocks_for_the_rest() -> None:
     def body(comm: Communicator) -> None:
         model = Net()
-        optimizer = made(model, comm)
+        optimizer = sgd(model, comm)
         set_gradients(model, 0, 0)
         optimizer.step()
         large, small = optimizer.spans

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import io
 import pickle
 from typing import Any
 
@@ -16,6 +15,7 @@ if importlib.util.find_spec("torch") is None:
 import torch
 from outer_training import net, train, weights
 from ranks import run_ranks
+from tensors import stored
 from torch import nn
 
 from ringcomm import Communicator, ConfigError
@@ -39,14 +39,6 @@ def made(comm: Communicator, **way: Any) -> tuple[nn.Module, torch.optim.Optimiz
     return model, optimizer, OuterStep(model, optimizer, comm=comm, **way)
 
 
-def reread(state: Any) -> Any:
-    """As a file gives it back, with weights only."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_restart_in_mid_run_to_the_bit(way: dict[str, Any]) -> None:
     """Within an interval, or with a delayed round on its way."""
@@ -56,7 +48,7 @@ def test_restart_in_mid_run_to_the_bit(way: dict[str, Any]) -> None:
         model, optimizer, outer = made(comm, **way)
         with outer:
             train(model, optimizer, comm.rank, range(stop))
-            saved = reread([model.state_dict(), optimizer.state_dict(), outer.state_dict()])
+            saved = stored([model.state_dict(), optimizer.state_dict(), outer.state_dict()])
             train(model, optimizer, comm.rank, range(stop, end))
         unbroken = weights(model)
         model, optimizer, outer = made(comm, **way)
@@ -78,7 +70,7 @@ def test_restart_in_other_worlds(way: dict[str, Any]) -> None:
         model, optimizer, outer = made(comm, **way)
         with outer:
             train(model, optimizer, comm.rank, range(12))
-            saved = reread(outer.gather_state_dict())
+            saved = stored(outer.gather_state_dict())
             outer.detach()
             with outer.anchor():
                 anchor = weights(model)

@@ -4,21 +4,14 @@ is asleep. What fails, fails as over links: test_failures.py runs over both."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from faults import memory
-from faults.job import Job, Nursery, nursery_of
+from faults.job import Job, Nursery
 from ranks import World
 
 import ringcomm
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with nursery_of("numpy", "ringcomm") as made:
-        yield made
 
 
 def test_every_group_has_its_own(nursery: Nursery) -> None:

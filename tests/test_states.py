@@ -26,7 +26,8 @@ import torch
 from outer_training import net, train
 from ranks import World, run_ranks
 from sparse_training import import_late
-from state_jobs import THRESHOLD, Apart, Exchange, Feedback, Hooked, Job, Trained, stored
+from state_jobs import THRESHOLD, Apart, Exchange, Feedback, Hooked, Job, Trained
+from tensors import stored
 from torch import nn
 
 from ringcomm import Communicator, ConfigError, ErrorFeedback, FeedbackStore
