@@ -57,13 +57,13 @@ def fork(
     argv: Sequence[str],
     environment: Mapping[str, str],
     stdio: Sequence[int],
-    python: str = sys.executable,
+    python: str = "",
 ) -> tuple[socket.socket, int]:
     """Has the server in the folder start a program.
 
     Args:
         stdio: descriptors of its stdin, stdout and stderr.
-        python: its sys.executable.
+        python: its sys.executable; the server's if empty.
 
     Returns:
         a socket, by which `answer` learns how the program ends, and which ends the program when it
@@ -234,7 +234,7 @@ def become(order: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(order["environment"])
     sys.path[1:] = [*_import_path(), *found]
-    sys.executable = order["python"]
+    sys.executable = order["python"] or sys.executable
 
 
 def _import_path() -> list[str]:
