@@ -27,6 +27,7 @@ from .records import LENGTH, MAX_BYTES, Record, split_blobs
 from .same_user import vetting
 from .secret import Secret, check_exposed
 from .sockets import end_when_silent, peer_of, show, tune
+from .system import describe
 
 _STAGGER = 0.1  # seconds between starting to try one candidate port and the next
 _RESOLVE_PAUSE = 0.5
@@ -61,7 +62,7 @@ def _resolve_by(identity: Identity, deadline: float) -> list[str]:
             return resolve(identity.master_addr)
         except OSError as error:
             if time.monotonic() + _RESOLVE_PAUSE >= deadline:
-                why = f"the name cannot be resolved: {error.strerror}"
+                why = f"the name cannot be resolved: {describe(error)}"
                 row = Row(0, identity.rank, identity.master_addr, why)
                 raise join_error("rank 0 was not found", [row]) from None
             time.sleep(_RESOLVE_PAUSE)

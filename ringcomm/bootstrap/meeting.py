@@ -76,7 +76,7 @@ def _addresses_to_listen_on(identity: Identity, config: Config, secret: Secret |
         addresses = resolve(host)
     except OSError as error:
         raise ConfigError(
-            f"the address of rank 0's host, {host}, cannot be resolved ({error.strerror}): set "
+            f"the address of rank 0's host, {host}, cannot be resolved ({describe(error)}): set "
             "MASTER_ADDR to its number"
         ) from None
     # Many distributions give the host's own name 127.0.1.1, while other hosts resolve it to a

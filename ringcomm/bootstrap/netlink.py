@@ -17,6 +17,7 @@ import sys
 from collections.abc import Generator, Iterator
 
 from ..errors import BootstrapError
+from .system import describe
 
 Address = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 """An address with its prefix length."""
@@ -199,7 +200,7 @@ def _dump(request: int, answer: int) -> Iterator[bytes]:
         yield from _ask(request, _NLM_F_DUMP, body, answer)
     except OSError as error:
         raise BootstrapError(
-            f"the kernel does not tell of its network: {error.strerror}"
+            f"the kernel does not tell of its network: {describe(error)}"
         ) from error
 
 
