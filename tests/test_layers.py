@@ -306,7 +306,7 @@ def test_the_rule_bites() -> None:
 
 def source_files() -> list[Path]:
     """C and Python files of the project, as git sees it where there is git."""
-    folders = ("csrc", "ringcomm", "tests", "bench")
+    folders = ("csrc", "ringcomm", "tests", "bench", "tools", "examples")
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", *folders, "*.py"],
         cwd=ROOT,

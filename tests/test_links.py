@@ -12,11 +12,12 @@ PAGES = [
     *ROOT.glob("*.md"),
     *ROOT.glob("docs/**/*.md"),
     ROOT / "bench/README.md",
+    ROOT / "examples/README.md",
     ROOT / "tests/golden/README.md",
 ]
 SOURCES = [
     path
-    for folder in ("ringcomm", "csrc", "tests", "bench", "tools")
+    for folder in ("ringcomm", "csrc", "tests", "bench", "tools", "examples")
     for path in (ROOT / folder).rglob("*")
     if path.suffix in {".py", ".c", ".h", ".cu", ".cuh"}
 ]
