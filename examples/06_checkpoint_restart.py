@@ -8,7 +8,7 @@ Expected output:
 
     starts at step 0
     starts at step 10
-    ends at step 20; the hook has made 20
+    ends at step 20, which is AdamW's 20
 
 If it fails:
 
@@ -28,8 +28,8 @@ from ringcomm.torch import HookState, allreduce_hook
 
 dist.init_process_group("ringcomm")
 rank, start = dist.get_rank(), 0
-file = Path(f"/tmp/ringcomm-{os.environ['TORCHELASTIC_RUN_ID']}.pt")
 torch.manual_seed(rank)  # each rank has data of its own
+file = Path(f"/tmp/ringcomm-{os.environ['TORCHELASTIC_RUN_ID']}.pt")
 model = torch.nn.Linear(256, 64, bias=False)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 hook = HookState("int4", model=model)
@@ -55,6 +55,6 @@ for step in range(start + 1, 21):
     if step == 15 and start == 0 and rank == 1:
         os._exit(1)  # as if its host had failed
 if rank == 0:
-    print(f"ends at step {step}; the hook has made {hook.steps}")
+    print(f"ends at step {step}, which is AdamW's {optimizer.state[model.weight]['step']:.0f}")
     file.unlink()
 dist.destroy_process_group()
