@@ -13,8 +13,7 @@ Expected output:
 If it fails:
 
 - "No module named pytorch_lightning": `pip install -e ".[frameworks]"` in this folder.
-- 0 steps by the hook: on a CPU DDPStrategy(ddp_comm_hook=...) does nothing. Register the hook in
-  on_fit_start, as here.
+- 0 steps by the hook: on a CPU DDPStrategy(ddp_comm_hook=...) does nothing; use on_fit_start.
 - ValueError about devices=: it has to be the number that torchrun has as --nproc-per-node.
 """
 
@@ -48,7 +47,8 @@ class Module(LightningModule):
 torch.manual_seed(0)  # the same data on all ranks, of which Lightning gives each its share
 x = torch.randn(640, 3)
 loader = DataLoader(TensorDataset(x, x @ torch.tensor([[1.0], [-2.0], [3.0]])), batch_size=16)
-quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+parts = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+quiet = dict.fromkeys(parts, False)
 strategy = DDPStrategy(process_group_backend="ringcomm")
 trainer = Trainer(accelerator="cpu", devices=2, strategy=strategy, max_epochs=5, **quiet)
 module = Module()
