@@ -75,8 +75,6 @@ EQUAL_TIME = {
     "adamw-int8-1g": share_of_steps(OUTER_S, SLOW.ddp_s(INT8)),
     "adamw-int4-1g": share_of_steps(OUTER_S, SLOW.ddp_s(INT4)),
     "onebit-adam-1g": share_of_steps(OUTER_S, SLOW.onebit_adam_s(INT8)),
-    "muon-bf16-1g": share_of_steps(OUTER_S, SLOW.ddp_s(BF16)),
-    "muon-int8-1g": share_of_steps(OUTER_S, SLOW.ddp_s(INT8)),
     "muon-int4-1g": share_of_steps(OUTER_S, SLOW.ddp_s(INT4)),
     "adamw-waits": share_of_steps(JUST.stale_s(INT8), JUST.ddp_s(INT8)),
     "int4-waits": share_of_steps(JUST_INT4.stale_s(INT4), JUST_INT4.ddp_s(INT4)),

@@ -34,7 +34,6 @@ BETAS, DECAY = (0.9, 0.95), 0.1
 
 ADAM = (2.5e-3, 5e-3, 1e-2, 2e-2)
 MUON = (5e-3, 1e-2, 2e-2, 4e-2)
-MUON_FAST = (2e-2, 4e-2, 8e-2, 0.16)  # where Muon's best has been found
 SGD = (0.1, 0.2, 0.4, 0.8)
 LION = (5e-4, 1e-3, 2e-3, 4e-3)
 LAMB = (5e-3, 1e-2, 2e-2, 4e-2)
@@ -575,17 +574,7 @@ _OUTER = (
             ("int4-waits-1g", "int4", "adamw-waits"),
         )
     ),
-    *(
-        _fewer(
-            f"muon-{codec}-1g",
-            f"Muon, {codec}",
-            MUON_FAST,
-            tuned_as,
-            inner="muon",
-            compression=codec,
-        )
-        for codec, tuned_as in (("int4", "muon-int4"), ("int8", ""), ("bf16", ""))
-    ),
+    _fewer("muon-int4-1g", "Muon, int4", MUON, "muon-int4", inner="muon", compression="int4"),
     dataclasses.replace(
         _wire(
             "onebit-adam-1g",
