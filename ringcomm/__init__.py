@@ -17,26 +17,7 @@ from __future__ import annotations
 from importlib import metadata as _metadata
 
 from . import cuda
-from .api import (
-    allgather,
-    allreduce,
-    allreduce_many,
-    alltoall,
-    barrier,
-    broadcast,
-    default_communicator,
-    gather,
-    init,
-    is_initialized,
-    rank,
-    recv,
-    reduce,
-    reduce_scatter,
-    scatter,
-    send,
-    shutdown,
-    world_size,
-)
+from .api import default_communicator, init, is_initialized, rank, shutdown, world_size
 from .calls import Op
 from .codecs import Compression
 from .communicator import Communicator
@@ -57,6 +38,20 @@ from .errors import (
     TensorError,
 )
 from .feedback import ErrorFeedback, FeedbackStore
+from .functions import (
+    allgather,
+    allreduce,
+    allreduce_many,
+    alltoall,
+    barrier,
+    broadcast,
+    gather,
+    recv,
+    reduce,
+    reduce_scatter,
+    scatter,
+    send,
+)
 from .work import Work
 
 __version__ = _metadata.version("ringcomm")

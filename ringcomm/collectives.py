@@ -54,20 +54,6 @@ class Collectives(Dispatcher):
         on_done: Callable[[Work], None] | None = ...,
     ) -> Work: ...
 
-    @overload
-    def allreduce(
-        self,
-        tensor: T,
-        op: Op = ...,
-        *,
-        compression: Compression | None = ...,
-        feedback: Feedback = ...,
-        out: T | None = ...,
-        async_op: bool,
-        timeout: float | None = ...,
-        on_done: Callable[[Work], None] | None = ...,
-    ) -> T | Work: ...
-
     def allreduce(
         self,
         tensor: Any,
@@ -98,9 +84,9 @@ class Collectives(Dispatcher):
             out: tensor to put the result into, of the same size and dtype as ``tensor``.
             async_op: return a Work at once.
             timeout: seconds until the collective fails; default ``config.timeout``.
-            on_done: with async_op, and of the method alone: called with the Work once it is over,
-                from a thread for such calls, in the order in which works are over and one at a
-                time, but beside one that waits or takes long. Its exceptions are logged.
+            on_done: with async_op: called with the Work once it is over, from a thread for such
+                calls, in the order in which works are over and one at a time, but beside one that
+                waits or takes long. Its exceptions are logged.
 
         For a tensor on a GPU the call returns before the result is there, and the current stream
         waits for it. float32 tensors are packed on the GPU.
@@ -158,18 +144,6 @@ class Collectives(Dispatcher):
         timeout: float | None = ...,
     ) -> Works: ...
 
-    @overload
-    def allreduce_many(
-        self,
-        tensors: Iterable[T],
-        op: Op = ...,
-        *,
-        compression: Compression | None = ...,
-        feedback: Sequence[Residuals] | Literal[False] | None = ...,
-        async_op: bool,
-        timeout: float | None = ...,
-    ) -> list[T] | Works: ...
-
     def allreduce_many(
         self,
         tensors: Iterable[Any],
@@ -220,16 +194,6 @@ class Collectives(Dispatcher):
         timeout: float | None = ...,
     ) -> Work: ...
 
-    @overload
-    def broadcast(
-        self,
-        tensor: T,
-        root: int = ...,
-        *,
-        async_op: bool,
-        timeout: float | None = ...,
-    ) -> T | Work: ...
-
     def broadcast(
         self, tensor: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None
     ) -> Any:
@@ -266,18 +230,6 @@ class Collectives(Dispatcher):
         async_op: Literal[True],
         timeout: float | None = ...,
     ) -> Work: ...
-
-    @overload
-    def reduce(
-        self,
-        tensor: T,
-        root: int = ...,
-        op: Op = ...,
-        *,
-        out: T | None = ...,
-        async_op: bool,
-        timeout: float | None = ...,
-    ) -> T | Work: ...
 
     def reduce(
         self,
@@ -575,14 +527,6 @@ class Collectives(Dispatcher):
         timeout: float | None = ...,
     ) -> Work: ...
 
-    @overload
-    def barrier(
-        self,
-        *,
-        async_op: bool,
-        timeout: float | None = ...,
-    ) -> Work | None: ...
-
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Waits until every rank has called it; with async_op returns a Work that is over then."""
         if timeout is None and not async_op and self.shortcut.barrier():
@@ -612,17 +556,6 @@ class Collectives(Dispatcher):
         async_op: Literal[True],
         timeout: float | None = ...,
     ) -> Work: ...
-
-    @overload
-    def send(
-        self,
-        tensor: T,
-        dst: int,
-        *,
-        tag: int = ...,
-        async_op: bool,
-        timeout: float | None = ...,
-    ) -> T | Work: ...
 
     def send(
         self,
@@ -670,17 +603,6 @@ class Collectives(Dispatcher):
         async_op: Literal[True],
         timeout: float | None = ...,
     ) -> Work: ...
-
-    @overload
-    def recv(
-        self,
-        tensor: T,
-        src: int | None,
-        *,
-        tag: int = ...,
-        async_op: bool,
-        timeout: float | None = ...,
-    ) -> T | Work: ...
 
     def recv(
         self,

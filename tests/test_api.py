@@ -170,11 +170,10 @@ def test_functions_use_the_default_or_the_given_communicator(
 
 @pytest.mark.parametrize("name", [*CALLS, "send", "recv"])
 def test_functions_take_what_the_methods_take(name: str) -> None:
-    """The same names, order, kinds and defaults; a function has comm= on top, a method on_done=."""
+    """The same names, order, kinds and defaults; a function has comm= on top."""
     function = inspect.signature(getattr(ringcomm, name)).parameters
     method = dict(inspect.signature(getattr(Communicator, name)).parameters)
     del method["self"]
-    method.pop("on_done", None)
     assert [p for p in function.values() if p.name != "comm"] == list(method.values())
     assert function["comm"].default is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import sys
@@ -45,6 +46,14 @@ def test_what_users_get_wrong_is_found(beside: Done) -> None:
     first = before.count("\n") + 2
     lines = set(range(first, first + len(wrong.splitlines())))
     assert complaints(beside, "wrong.py") == lines, beside.output
+
+
+def test_the_stub_is_made_from_the_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    from make_stub import STUB, stub
+
+    kept, made = ast.parse(STUB.read_text()), ast.parse(stub())
+    assert ast.unparse(kept) == ast.unparse(made), "run python tools/make_stub.py"
 
 
 def test_the_names_that_types_have_are_those_that_work() -> None:

@@ -50,7 +50,7 @@ def source_copy(folder: Path) -> Path:
     ]
     names += [str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.[ch]")]
     names += [str(p.relative_to(ROOT)) for p in (ROOT / "ringcomm").rglob("*.py")]
-    names += ["ringcomm/py.typed", "ringcomm/kernels.ptx"]
+    names += ["ringcomm/py.typed", "ringcomm/functions.pyi", "ringcomm/kernels.ptx"]
     for name in names:
         target = copy / name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -24,8 +24,8 @@ def typed(x: np.ndarray[Any, np.dtype[np.float32]], later: bool) -> ringcomm.Wor
     per_lane: float = stats["lanes"][0]["rtt_s"] + stats["rails"][0]["share"] + half + len(rows)
     print(per_lane, ringcomm.Config(algorithm=algorithm).sources()["lanes"])
     ringcomm.allreduce_many([x], async_op=True).wait(2.0)
-    work = ringcomm.broadcast(x, async_op=later)
-    return work if isinstance(work, ringcomm.Work) else ringcomm.barrier(async_op=True)
+    ringcomm.allreduce(x, on_done=log, async_op=True)
+    return ringcomm.broadcast(x, async_op=True) if later else ringcomm.barrier(async_op=True)
 
 
 def train(x: Any) -> str | None:
