@@ -383,13 +383,14 @@ rc_result rc_work_wait(rc_work *work, int timeout_ms)
     return (rc_result)atomic_load(&work->result);
 }
 
-rc_result rc_run(rc_comm *comm, const rc_call *call, uint64_t count, void *data, int timeout_ms,
-                 rc_work **out)
+rc_result rc_run(rc_comm *comm, const rc_call *call, uint64_t count, const void *src, void *dst,
+                 int timeout_ms, rc_work **out)
 {
-    rc_call in_place = *call;
-    in_place.count = count;
-    in_place.src = in_place.dst = data;
-    RC_TRY(rc_submit(comm, &in_place, out, NULL));
+    rc_call whole = *call;
+    whole.count = count;
+    whole.src = src;
+    whole.dst = dst;
+    RC_TRY(rc_submit(comm, &whole, out, NULL));
     rc_result result = rc_work_wait(*out, timeout_ms);
     if (result == RC_OK) {
         rc_work_free(*out);

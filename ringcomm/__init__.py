@@ -7,7 +7,7 @@
 ``__all__`` is the stable interface, which ``dir`` shows; so are those of ringcomm.membership and of
 ringcomm.torch, with its optim, outer and sparse. Everything else is internal. Within the package:
 
-    Communicator.run_collective, .shortcut, .works_in_flight      calls on memory that was found
+    Communicator.run_collective, .run_in_place, .submit_in_place  calls on memory, or one tensor
     calls, devices, buffers, residuals, work                      what such calls are made of
     errors, config, codecs                                        used everywhere
 """

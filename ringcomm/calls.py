@@ -1,4 +1,4 @@
-"""Turns the arguments of a collective into the core's call.
+"""Checks the arguments of a collective and turns them into the core's call.
 
 Invariant: arguments that cannot work are refused here, before anything is submitted or sent.
 """
@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeGuard
 import numpy as np
 
 from ._native import ffi, lib, text
-from .buffers import DTYPES, View, full_name
+from .buffers import DTYPES, full_name
 from .codecs import Codec, parse
 from .errors import ConfigError, TensorError, did_you_mean, named
 from .residuals import Residuals
@@ -26,6 +26,7 @@ OPS: dict[str, int] = {"sum": 0, "avg": 1, "min": 2, "max": 3, "prod": 4}
 Feedback = Residuals | Literal[False] | None
 
 ANY_SOURCE = int(lib.RC_ANY_SOURCE)
+_CALL = ffi.typeof("rc_call *")
 
 #: Names of the operations in other libraries.
 _OTHER_NAMES = {
@@ -112,14 +113,26 @@ def require_feedback(codec: Codec, feedback: object) -> None:
         )
 
 
+def number_of_caller() -> int:
+    """Returns rc_call.caller for the call that this thread is in by ``naming``; 0 for none."""
+    within = named()
+    return _number_of(within) if within else 0
+
+
 @functools.lru_cache
-def _caller(call: str) -> int:
-    """Returns rc_call.caller for a name given to ``naming``: the first caller that begins the
-    name, or the number of "another"."""
+def _number_of(call: str) -> int:
+    """Returns the number of the first caller that begins the name, or that of "another"."""
     number = 2
     while (name := lib.rc_caller_name(number)) and not call.startswith(text(name)):
         number += 1
     return number if name else 1
+
+
+def milliseconds(seconds: object) -> int:
+    """Returns a timeout as the core takes it. Raises ConfigError."""
+    if not is_number(seconds) or not 0 < seconds <= 4_000_000:  # type: ignore[operator]
+        raise ConfigError(f"timeout={seconds!r}: give seconds above 0, at most 4 million")
+    return max(1, int(seconds * 1000))  # type: ignore[operator]
 
 
 def _unknown_op(op: object) -> ConfigError:
@@ -133,75 +146,80 @@ def _unknown_op(op: object) -> ConfigError:
     return ConfigError(f"op={op!r} is unknown; give one of {', '.join(OPS)}{hint}")
 
 
-def _wrong_rank(collective: int, root: object, world_size: int) -> ConfigError:
+def require_rank(collective: int, root: object, world_size: int) -> int | None:
+    """Returns the root of a call, or the other rank of a send or receive; None for a receive from
+    any source. Raises ConfigError."""
+    if is_integer(root) and 0 <= root < world_size:
+        return int(root)
+    if collective == lib.RC_RECV and root is None and world_size > 1:
+        return None
     of = {lib.RC_SEND: "dst", lib.RC_RECV: "src"}.get(collective, "root")
     wanted = f"give {of}= a rank from 0 to {world_size - 1}"
     if collective == lib.RC_RECV and world_size > 1:
         wanted += ", or None for any"
     if isinstance(root, str) and root in OPS:
         wanted += f", and op={root!r} by its name"
-    return ConfigError(f"rank {root!r} is not in a world of {world_size}: {wanted}")
+    raise ConfigError(f"rank {root!r} is not in a world of {world_size}: {wanted}")
 
 
-def _require_sum(collective: int, op: str, codec: Codec, feedback: object) -> None:
-    if collective == lib.RC_ALLGATHER or op in ("sum", "avg"):
-        return
-    if codec.quantises:
-        raise ConfigError(
-            f"op={op!r} does not go with compression={codec.name!r}, which takes sum "
-            "and avg; use bf16, fp16 or none"
-        )
-    if isinstance(feedback, Residuals):
-        raise ConfigError(f"op={op!r} does not go with feedback, which takes sum and avg")
+class Prepared:
+    """What all calls of one kind and dtype have in common, checked once.
 
+    Attributes:
+        call: the rc_call, without count and memory; it waits, and has the default timeout.
+        codec: its Codec.
+    """
 
-def make_call(
-    collective: int,
-    src: View | None,
-    dst: View | None,
-    count: int,
-    op: str,
-    compression: str | None,
-    root: int | None,
-    world_size: int,
-    seconds: float,
-    async_op: bool,
-    notify: bool,
-    feedback: Feedback = None,
-) -> tuple[Any, str]:
-    """Makes the rc_call, and its name for messages; root None: a receive from any source. Raises
-    ConfigError, TensorError."""
-    if not is_number(seconds) or not 0 < seconds <= 4_000_000:
-        raise ConfigError(f"timeout={seconds!r}: give seconds above 0, at most 4 million")
-    if not isinstance(op, str) or op not in OPS:
-        raise _unknown_op(op)
-    codec = parse(compression)
-    require_feedback(codec, feedback)
-    _require_sum(collective, op, codec, feedback)
-    any_source = collective == lib.RC_RECV and root is None and world_size > 1
-    if not any_source and (not is_integer(root) or not 0 <= root < world_size):
-        raise _wrong_rank(collective, root, world_size)
-    some = src or dst
-    if some is not None:
-        require_compressible(compression, some.dtype)
-    call = ffi.new("rc_call *")
-    call.size = ffi.sizeof("rc_call")
-    call.collective = collective
-    call.op = OPS[op]
-    call.dtype = DTYPES[some.dtype] if some is not None else 0
-    call.codec = codec.number
-    call.root = ANY_SOURCE if root is None else root
-    call.count = count
-    call.src = ffi.cast("void *", src.address if src is not None else 0)
-    call.dst = ffi.cast("void *", dst.address if dst is not None else 0)
-    call.timeout_ms = max(1, int(seconds * 1000))
-    call.notify = notify
-    call.waits = not async_op
-    within = named()
-    call.caller = _caller(within) if within else 0
-    about = f"{some.dtype}[{count}]" if some is not None else ""
-    name = f"{_COLLECTIVES[collective]}({about})"
-    if isinstance(feedback, Residuals) and src is not None:
-        made_by = "gather" if collective == lib.RC_ALLGATHER else op
-        call.feedback = feedback.require_fit(name, src.dtype, src.count, made_by)
-    return call, name
+    __slots__ = ("_about", "_op", "call", "codec")
+
+    def __init__(
+        self,
+        collective: int,
+        dtype: str | None,
+        op: str,
+        compression: str | None,
+        root: int | None,
+        world_size: int,
+        timeout: float,
+    ) -> None:
+        """Raises ConfigError, TensorError. dtype: of the tensors, None where there are none."""
+        if not isinstance(op, str) or op not in OPS:
+            raise _unknown_op(op)
+        self.codec = codec = parse(compression)
+        if codec.quantises and collective != lib.RC_ALLGATHER and op not in ("sum", "avg"):
+            raise ConfigError(
+                f"op={op!r} does not go with compression={codec.name!r}, which takes sum "
+                "and avg; use bf16, fp16 or none"
+            )
+        root = require_rank(collective, root, world_size)
+        if dtype is not None:
+            require_compressible(compression, dtype)
+        self.call = call = ffi.new("rc_call *")
+        call.size = ffi.sizeof("rc_call")
+        call.collective = collective
+        call.op = OPS[op]
+        call.dtype = 0 if dtype is None else DTYPES[dtype]
+        call.codec = codec.number
+        call.root = ANY_SOURCE if root is None else root
+        call.timeout_ms = milliseconds(timeout)
+        call.waits = 1
+        self._about = _COLLECTIVES[collective], dtype
+        self._op = op
+
+    def name(self, count: int) -> str:
+        """Returns the name, for messages, of a call of count elements."""
+        name, dtype = self._about
+        return f"{name}()" if dtype is None else f"{name}({dtype}[{count}])"
+
+    def copy(self, count: int, src: Any, dst: Any) -> Any:
+        """Makes an rc_call of its own for a call of count elements at these addresses."""
+        call = ffi.new(_CALL, self.call[0])
+        call.count, call.src, call.dst = count, src, dst
+        return call
+
+    def require_feedback(self, feedback: object) -> None:
+        """Raises ConfigError for a feedback that calls of this kind do not take."""
+        require_feedback(self.codec, feedback)
+        gathers = self.call.collective == lib.RC_ALLGATHER
+        if isinstance(feedback, Residuals) and not gathers and self._op not in ("sum", "avg"):
+            raise ConfigError(f"op={self._op!r} does not go with feedback, which takes sum and avg")

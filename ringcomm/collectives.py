@@ -100,8 +100,8 @@ class Collectives(Dispatcher):
             MismatchError, PeerLostError, CommTimeoutError, AbortedError: the collective failed.
             DeviceError: the tensor is on a GPU, and its driver failed or is missing.
         """
-        in_place = out is None and timeout is None and not async_op and on_done is None
-        if in_place and feedback is None and self.shortcut.allreduce(tensor, op, compression):
+        plain = feedback is None and out is None and timeout is None and on_done is None
+        if plain and not async_op and self.run_in_place(tensor, lib.RC_ALLREDUCE, op, compression):
             return tensor
         if on_done is not None and not callable(on_done):
             raise ConfigError(f"on_done={on_done!r}: give a function that takes the Work")
@@ -199,7 +199,8 @@ class Collectives(Dispatcher):
     ) -> Any:
         """Copies root's tensor into every rank's ``tensor``, in place, and returns that (or the
         Work). Root's tensor is only read."""
-        if timeout is None and not async_op and self.shortcut.broadcast(tensor, root):
+        waits = timeout is None and not async_op
+        if waits and self.run_in_place(tensor, lib.RC_BROADCAST, root=root):
             return tensor
         check_autograd(tensor)  # on root, too, or only the other ranks would raise
         dst = view(tensor, writable=self.rank != root)
@@ -529,7 +530,7 @@ class Collectives(Dispatcher):
 
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Waits until every rank has called it; with async_op returns a Work that is over then."""
-        if timeout is None and not async_op and self.shortcut.barrier():
+        if timeout is None and not async_op and self.run_in_place(None, lib.RC_BARRIER):
             return None
         return self.run_collective(
             lib.RC_BARRIER, None, None, 0, async_op=async_op, timeout=timeout

@@ -25,7 +25,6 @@ from .calls import is_integer
 from .collectives import Collectives
 from .config import Config, names_arguments
 from .counters import Stats, count_works, read_counters
-from .dispatch import Shortcut
 from .errors import ConfigError, RingcommError, naming
 from .opening import open_handle
 from .summary import summary_of
@@ -261,7 +260,7 @@ class Communicator(Collectives):
     def set_timeout(self, seconds: float) -> None:
         """Sets the ``config.timeout`` of all later collectives."""
         self.config = self.config.replaced(timeout=seconds)
-        self.shortcut = Shortcut(self)
+        self._prepared = {}  # each has the timeout
 
     # ---- helpers ----
 

@@ -1,22 +1,21 @@
-"""Dispatch: the ways of a call into the core, and the works in flight on a communicator's handle.
+"""Dispatch: how a call gets into the core, and the works in flight on a communicator's handle.
 
-    shortcut    the commonest calls on host memory: an all-reduce or a broadcast of a dense tensor,
-                in place, and a barrier
-    long way    all others: Dispatcher.run_collective
-    pipe        calls on a GPU's tensors, which the long way hands to the pipe
+    prepared    once for each kind and dtype: what its calls have in common, checked
+    run now     a call that waits, on host memory: one call of the core submits it and waits for it
+    submit      any other call, which has a Work from the start
+    pipe        calls on a GPU's tensors, submitted by the pipe
 
-The long way makes a View and a Work for each call and checks all arguments, which takes longer
-than a small message takes over the wire: 15 us against 3. By the shortcut the call is prepared once
-for each dtype and kind of call, the memory is found directly, the core submits and waits in one
-call, and a Work is made only if that takes long or is interrupted.
+A call that is run now has no Work unless it takes long, is interrupted or fails: to make one and to
+check all arguments takes longer than a small message takes over the wire, 15 us against 3. For the
+same reason ``run_in_place`` finds the memory of the commonest tensors without a View.
 
-The shortcut holds no lock of the communicator while a call waits. Instead the call registers in
+No lock of the communicator is held while a call waits. Instead the call registers in
 ``_calls_in_core`` before it reads the handle, and close() clears the handle, waits until no other
 thread is registered, then frees it.
 
-Invariants: the shortcut leaves all other calls, and calls that the core refuses, to the long way
-with nothing submitted, so that the long way alone words the errors. A call that the core still has
-when an exception leaves is held by a Work of the communicator.
+Invariants: a call that the core refuses to run now has submitted nothing, and is submitted, which
+alone words the error. A call that the core still has when an exception leaves is held by a Work of
+the communicator.
 """
 
 from __future__ import annotations
@@ -31,17 +30,26 @@ from typing import Any
 
 import numpy as np
 
+from . import callback_threads
 from ._native import OK, acquire_engine, error_class, ffi, lib, text
 from .bootstrap.mesh import Mesh
 from .buffers import View
-from .calls import Feedback, is_integer, is_message, make_call
+from .calls import (
+    Feedback,
+    Prepared,
+    is_integer,
+    is_message,
+    milliseconds,
+    number_of_caller,
+    require_rank,
+)
 from .config import Config
 from .devices import DeviceView, common_device, view
 from .errors import ConfigError, NotInitializedError, RingcommError, TensorError
 from .pipe import DeviceWork, Pipe
 from .residuals import Residuals
 from .timeline import Timeline
-from .work import SLICE_MS, Work
+from .work import SLICE_MS, Held, Work, write_back
 
 _log = logging.getLogger("ringcomm")
 _UNWAITED = 64  # works in flight, some maybe finished, from which on all are checked
@@ -49,12 +57,8 @@ _OLDEST = 2  # works checked with each call: more than it adds
 
 _VOID = ffi.typeof("void *")
 _cast, _from_buffer, _buffer = ffi.cast, ffi.from_buffer, ffi.buffer
-_CALL = ffi.typeof("rc_call *")
 _SLOT = ffi.typeof("rc_work **")
-_ALLREDUCE, _BROADCAST, _BARRIER = lib.RC_ALLREDUCE, lib.RC_BROADCAST, lib.RC_BARRIER
 
-Kind = tuple[int, str, str | None, int]
-"""Kind of a call: collective, op, compression, root."""
 Plain = tuple[Any, Any, int, Any]
 """Memory of a tensor: dtype object, pointer, count of elements, and the object that keeps it."""
 
@@ -85,7 +89,7 @@ def plain_memory(obj: Any) -> Plain | None:
     strided = obj.is_cpu and obj.layout is torch.strided and not obj.is_nested
     if not strided or not obj.is_contiguous() or obj.is_neg():
         return None
-    if obj.requires_grad and torch.is_grad_enabled():  # the long way checks autograd
+    if obj.requires_grad and torch.is_grad_enabled():  # a View checks autograd
         return None
     return obj.dtype, _cast(_VOID, obj.data_ptr()), obj.numel(), obj.untyped_storage()
 
@@ -119,137 +123,11 @@ class Memory:
         return start < self._base + nbytes and self._base < stop
 
 
-class Shortcut:
-    """Short way of one communicator."""
-
-    def __init__(self, comm: Dispatcher) -> None:
-        self._comm = comm
-        # By dtype and kind: an rc_call, and its name with "{}" for the count of elements.
-        self._templates: dict[tuple[Any, Kind], tuple[Any, str]] = {}
-        self._slots: list[Any] = []  # unused slots, all NULL
-
-    def allreduce(self, tensor: Any, op: str, compression: str | None) -> bool:
-        """All-reduces the tensor in place.
-
-        Returns:
-            True once it is done. False for any other case and for a refused call: nothing was
-            submitted then, and the long way raises the error.
-
-        Raises:
-            TensorError, ConfigError: as the long way does.
-            RingcommError: the collective failed; the class tells how.
-        """
-        return self._run(tensor, plain_memory(tensor), (_ALLREDUCE, op, compression, 0))
-
-    def broadcast(self, tensor: Any, root: int) -> bool:
-        """Broadcasts root's tensor, writable on all ranks; otherwise like allreduce()."""
-        if type(root) is not int:  # True and 1.0 are equal to 1
-            return False
-        return self._run(tensor, plain_memory(tensor), (_BROADCAST, "sum", None, root))
-
-    def barrier(self) -> bool:
-        """Waits for all ranks; otherwise like allreduce()."""
-        return self._run(None, _NO_MEMORY, (_BARRIER, "sum", None, 0))
-
-    def _run(self, tensor: Any, memory: Plain | None, kind: Kind) -> bool:
-        comm = self._comm
-        if memory is None or comm.engine.forked or comm.is_timed:
-            return False
-        dtype, address, count, keep = memory
-        try:
-            known = self._templates.get((dtype, kind))
-        except TypeError:  # an op or compression that is not hashable, and so no name
-            return False
-        call = (known or self._make_template(tensor, dtype, kind))[0]
-        if comm._pipe is not None:
-            comm._pipe.drain()
-        try:
-            slot = self._slots.pop()
-        except IndexError:
-            slot = ffi.new(_SLOT)
-        try:
-            # Registered before the handle is read, as close() waits for registered calls. No signal
-            # handler, which may close, runs between the reading and C.
-            comm._calls_in_core[slot] = get_ident(), keep
-            handle = comm._handle
-            if handle is None:
-                return False
-            result = lib.rc_run(handle, call, count, address, SLICE_MS, slot)
-        finally:  # after an interrupt, too, the core still uses the tensor
-            work = self._make_work(slot, tensor, memory, kind) if slot[0] else None
-            comm._calls_in_core.pop(slot, None)
-        if work is not None:
-            work.wait()
-            return True
-        if result == OK:
-            self._slots.append(slot)
-        return bool(result == OK)
-
-    def submit(self, tensor: Any, op: str, compression: str | None) -> Work | None:
-        """Submits an all-reduce of a torch tensor without waiting.
-
-        Returns:
-            The Work; None for any other case and for a refused call, as in ``allreduce``.
-        """
-        comm = self._comm
-        memory = plain_memory(tensor)
-        if memory is None or comm.engine.forked or comm.is_timed:
-            return None
-        dtype, address, count, keep = memory
-        kind = (_ALLREDUCE, op, compression, 0)
-        template, name = self._templates.get((dtype, kind)) or self._make_template(
-            tensor, dtype, kind
-        )
-        call = ffi.new(_CALL, template[0])
-        call.count = count
-        call.src = call.dst = address
-        call.waits = 0
-        work = Work(comm, name.format(count), (Memory(keep),), tensor)
-        if comm._pipe is not None:
-            comm._pipe.drain()
-        with comm._lock:
-            handle = comm._handle
-            try:  # held before the core has it: an interrupt must not free borrowed memory
-                comm._in_flight[id(work)] = work
-                if handle is not None:
-                    lib.rc_submit(handle, call, work.slot, ffi.NULL)
-            finally:
-                if not work.slot[0]:
-                    comm._in_flight.pop(id(work), None)
-        if not work.slot[0]:
-            return None
-        if len(comm._in_flight) > 1:
-            comm._reap_finished_works()
-        return work
-
-    def _make_template(self, tensor: Any, dtype: Any, kind: Kind) -> tuple[Any, str]:
-        collective, op, compression, root = kind
-        comm, src = self._comm, None if tensor is None else view(tensor, writable=True)
-        count = src.count if src else 0
-        call, name = make_call(
-            collective,
-            src,
-            src,
-            count,
-            op,
-            compression,
-            root,
-            comm.world_size,
-            comm.config.timeout,
-            False,
-            False,
-        )
-        call.caller = 0  # later calls by this template are part of other calls, or of none
-        made = self._templates[dtype, kind] = call, name.replace(f"[{count}]", "[{}]")
-        return made
-
-    def _make_work(self, slot: Any, tensor: Any, memory: Plain, kind: Kind) -> Work:
-        dtype, _, count, keep = memory
-        name = self._templates[dtype, kind][1].format(count)
-        held = () if keep is None else (Memory(keep),)
-        work = Work(self._comm, name, held, tensor, slot)
-        self._comm._in_flight[id(work)] = work
-        return work
+def _held(kept: Any) -> tuple[Held, ...]:
+    """Returns the holders of the memory of a call: Views, or what plain_memory returned last."""
+    if kept is None:
+        return ()
+    return kept if type(kept) is tuple else (Memory(kept),)
 
 
 class Dispatcher:
@@ -257,7 +135,7 @@ class Dispatcher:
 
     Attributes:
         engine: the process's engine for the kernel set of the settings.
-        is_timed: True if a timeline notes each work; then no call takes the shortcut.
+        is_timed: True if a timeline notes each work; then every call has one.
     """
 
     def __init__(self, mesh: Mesh, config: Config) -> None:
@@ -268,12 +146,14 @@ class Dispatcher:
         self.rails = mesh.rails
         self.config = config
         self.engine = acquire_engine(config.kernel_set)
-        self.shortcut = Shortcut(self)
         self.is_timed = bool(config.timeline)
         # Held while the handle is in use, so that close() in another thread cannot free it then. A
         # signal handler may close within such a call.
         self._lock = threading.RLock()
-        # Calls by the shortcut, which use the handle without the lock: thread and held memory.
+        # By dtype, collective, op, compression and root; the dtype as its library has it, or named.
+        self._prepared: dict[tuple[Any, int, str, str | None, int | None], Prepared] = {}
+        self._slots: list[Any] = []  # unused slots, all NULL
+        # Calls that use the handle without the lock: thread and held memory.
         self._calls_in_core: dict[Any, tuple[int, Any]] = {}
         self._in_flight: dict[int, Work] = {}
         self._reap_all_at = _UNWAITED
@@ -302,6 +182,49 @@ class Dispatcher:
 
     # ---- calls ----
 
+    def run_in_place(
+        self,
+        tensor: Any,
+        collective: int,
+        op: str = "sum",
+        compression: str | None = None,
+        root: int = 0,
+    ) -> bool:
+        """Runs a collective that reads and writes one tensor, or has none, and waits for it.
+
+        Returns:
+            True once it is done. False for all but plain tensors, and for a call that the core
+            refuses: nothing was submitted then, and run_collective takes the call or raises.
+
+        Raises:
+            TensorError, ConfigError: as run_collective does.
+            RingcommError: the collective failed; the class tells how.
+        """
+        memory = _NO_MEMORY if tensor is None else plain_memory(tensor)
+        if memory is None or type(root) is not int or self.engine.forked or self.is_timed:
+            return False  # True and 1.0 are equal to 1
+        dtype, address, count, keep = memory
+        prepared = self._prepare(tensor, dtype, collective, op, compression, root)
+        if prepared.codec.needs_feedback:
+            return False
+        return self._run_now(prepared, prepared.call, count, address, address, keep, tensor)
+
+    def submit_in_place(
+        self, tensor: Any, collective: int, op: str, compression: str | None
+    ) -> Work | None:
+        """Submits a collective that reads and writes a plain tensor; returns None for any other
+        tensor. Raises as run_collective does."""
+        memory = plain_memory(tensor)
+        if memory is None:
+            return None
+        self._require_open()
+        dtype, address, count, keep = memory
+        prepared = self._prepare(tensor, dtype, collective, op, compression, 0)
+        prepared.require_feedback(None)
+        call = prepared.copy(count, address, address)
+        call.waits = 0
+        return self._submit(call, prepared.name(count), (Memory(keep),), tensor)
+
     def run_collective(
         self,
         collective: int,
@@ -319,7 +242,7 @@ class Dispatcher:
         result: Any = None,
         on_done: Callable[[Work], None] | None = None,
     ) -> Any:
-        """Runs a collective, whose memory was found, by the long way.
+        """Runs a collective whose memory was found.
 
         Args:
             collective: its number in the C header (rc_collective).
@@ -331,32 +254,122 @@ class Dispatcher:
         result, or with async_op the Work.
         """
         self._require_open()
-        seconds = self.config.timeout if timeout is None else timeout
         views = tuple({id(v): v for v in (src, dst) if v is not None}.values())
         where = common_device(views)
-        call, name = make_call(
-            collective,
-            src,
-            dst,
-            count,
-            op,
-            compression,
-            root,
-            self.world_size,
-            seconds,
-            async_op,
-            on_done is not None,
-            feedback,
-        )
-        call.tag = tag
+        if type(root) is not int:
+            root = require_rank(collective, root, self.world_size)
+        dtype = views[0].dtype if views else None
+        prepared = self._prepare(None, dtype, collective, op, compression, root)
+        prepared.require_feedback(feedback)
         result = dst.owner if dst is not None else result
+        addresses = [ffi.NULL if v is None else _cast(_VOID, v.address) for v in (src, dst)]
+        call = prepared.copy(count, *addresses)
+        call.tag = tag
+        if timeout is not None:
+            call.timeout_ms = milliseconds(timeout)
+        call.caller = number_of_caller()
+        on_host = where is None or not where.count
+        plain = on_host and not isinstance(feedback, Residuals) and on_done is None
+        runs_now = plain and not (
+            async_op or self.is_timed or callback_threads.on_callback_thread()
+        )
+        if runs_now and self._run_now(prepared, call, count, *addresses, views, result):
+            return result
+        call.waits, call.notify = not async_op, on_done is not None
+        name = prepared.name(count)
+        if isinstance(feedback, Residuals) and src is not None:
+            made_by = "gather" if collective == lib.RC_ALLGATHER else op
+            call.feedback = feedback.require_fit(name, src.dtype, src.count, made_by)
         if where is not None and where.count:
-            return self._submit_device_call(
-                call, name, views, result, where, feedback, async_op, on_done
-            )
+            work = self._submit_to_pipe(call, name, views, result, where, feedback, on_done)
+        else:
+            work = self._submit(call, name, views, result, feedback, on_done)
+        return work if async_op else work.wait()
+
+    def _prepare(
+        self,
+        tensor: Any,
+        dtype: Any,
+        collective: int,
+        op: str,
+        compression: str | None,
+        root: int | None,
+    ) -> Prepared:
+        """Returns what calls of this kind and dtype have in common. ``dtype``: by name, or that of
+        the tensor, as its library has it."""
+        key = dtype, collective, op, compression, root
+        try:
+            known = self._prepared.get(key)
+        except TypeError:  # an op or compression that is not hashable, and so no name
+            known = None
+        if known is None:
+            name = dtype if tensor is None else view(tensor, writable=True).dtype
+            size, seconds = self.world_size, self.config.timeout
+            known = Prepared(collective, name, op, compression, root, size, seconds)
+            self._prepared[key] = known
+        return known
+
+    def _run_now(
+        self,
+        prepared: Prepared,
+        call: Any,
+        count: int,
+        src: Any,
+        dst: Any,
+        kept: Any,
+        result: Any,
+    ) -> bool:
+        """Submits a call on host memory and waits for it; returns False if the core refuses it.
+        ``kept``: as of _held."""
+        if self._pipe is not None:
+            self._pipe.drain()
+        try:
+            slot = self._slots.pop()
+        except IndexError:
+            slot = ffi.new(_SLOT)
+        work = None
+        try:
+            # Registered before the handle is read, as close() waits for registered calls. No signal
+            # handler, which may close, runs between the reading and C.
+            self._calls_in_core[slot] = get_ident(), kept
+            handle = self._handle
+            if handle is None:
+                return False
+            code = lib.rc_run(handle, call, count, src, dst, SLICE_MS, slot)
+        finally:  # after an interrupt, too, the core still uses the memory
+            if slot[0]:
+                work = self._make_work(prepared.name(count), kept, result, slot)
+                work.is_message = is_message(call.collective, call.tag)
+            self._calls_in_core.pop(slot, None)
+        if work is not None:
+            work.wait()
+            return True
+        if code != OK:
+            return False
+        self._slots.append(slot)
+        if type(kept) is tuple and (error := write_back(kept, prepared.name(count))) is not None:
+            raise error
+        return True
+
+    def _make_work(self, name: str, kept: Any, result: Any, slot: Any) -> Work:
+        """Makes the Work of a call that the core has."""
+        work = Work(self, name, _held(kept), result, slot)
+        self._in_flight[id(work)] = work
+        return work
+
+    def _submit(
+        self,
+        call: Any,
+        name: str,
+        held: tuple[Held, ...],
+        result: Any,
+        feedback: Feedback = None,
+        on_done: Callable[[Work], None] | None = None,
+    ) -> Work:
+        """Submits a call on host memory."""
         error = ffi.new("rc_error *")
-        work = Work(self, name, views, result, feedback=feedback)
-        work.is_message = is_message(collective, tag)
+        work = Work(self, name, held, result, feedback=feedback)
+        work.is_message = is_message(call.collective, call.tag)
         if isinstance(feedback, Residuals):
             feedback.hold(work)
         if self._pipe is not None:
@@ -381,7 +394,7 @@ class Dispatcher:
             self._timeline.submitted(work)
         if len(self._in_flight) > 1:
             self._reap_finished_works()
-        return work if async_op else work.wait()
+        return work
 
     def _pipe_to(self, where: DeviceView) -> Pipe:
         """Returns the pipe to the tensor's GPU, made with the first GPU tensor. Raises TensorError
@@ -397,7 +410,7 @@ class Dispatcher:
                 )
             return self._pipe
 
-    def _submit_device_call(
+    def _submit_to_pipe(
         self,
         call: Any,
         name: str,
@@ -405,9 +418,9 @@ class Dispatcher:
         result: Any,
         where: DeviceView,
         feedback: Feedback,
-        async_op: bool,
         on_done: Callable[[Work], None] | None,
-    ) -> Any:
+    ) -> Work:
+        """Submits a call on memory of a GPU."""
         pipe = self._pipe_to(where)
         work = DeviceWork(self, name, views, result, where, on_done, feedback)
         work.is_message = is_message(call.collective, call.tag)
@@ -425,7 +438,7 @@ class Dispatcher:
             feedback.hold(work)
         if self._timeline is not None:
             self._timeline.submitted(work)
-        return work if async_op else work.wait()
+        return work
 
     # ---- works in flight ----
 
@@ -442,8 +455,8 @@ class Dispatcher:
         for work in self.works_in_flight():
             if work.uses(start, stop):
                 return f"{work.name} #{work.seq}"
-        for _, keep in list(self._calls_in_core.values()):
-            if keep is not None and Memory(keep).overlaps(start, stop):
+        for _, kept in list(self._calls_in_core.values()):
+            if any(held.overlaps(start, stop) for held in _held(kept)):
                 return "a collective of another thread"
         return ""
 

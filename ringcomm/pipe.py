@@ -153,7 +153,7 @@ class DeviceWork(Work):
                 raise error_class(code)(f"{self.name} #{self.seq}: {text(error.message)}")
         return self._result
 
-    def _scatter_back(self) -> RingcommError | None:
+    def _write_back(self) -> RingcommError | None:
         return None  # the pipe has done it
 
     def _fetch_error(self, error: Any) -> None:

@@ -27,7 +27,7 @@ SLICE_MS = 100
 
 
 class Held(Protocol):
-    """Holder of memory that the core borrows: a View, or the shortcut's Memory."""
+    """Holder of memory that the core borrows: a View, or a Memory of dispatch.py."""
 
     @property
     def finish(self) -> Callable[[], None] | None:
@@ -49,6 +49,20 @@ class Owner(Protocol):
 
     def note_over(self, work: Work, error: RingcommError | None) -> None:
         """Notes that a work was first seen to be over, with its error."""
+
+
+def write_back(held: Sequence[Held], name: str, seq: int | None = None) -> TensorError | None:
+    """Finishes with the memory of a collective that has succeeded: results that lie in copies go to
+    their tensors. Returns the error if the caller has changed a tensor in flight."""
+    try:
+        for one in held:
+            if one.finish is not None:
+                one.finish()
+    except Exception as error:
+        return TensorError(
+            f"{name}: the result is complete, and cannot be written to the tensor: {error}", seq=seq
+        )
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,7 +275,7 @@ class Work:
             if self._finished:
                 return
             if result == OK:
-                self._error = self._scatter_back()
+                self._error = self._write_back()
             else:
                 self._error = self._make_error(result)
             released = self._held, self._feedback  # freed unlocked: finalizers may ask this Work
@@ -270,18 +284,8 @@ class Work:
         del released
         self._comm.note_over(self, self._error)
 
-    def _scatter_back(self) -> RingcommError | None:
-        try:
-            for held in self._held:
-                if held.finish is not None:
-                    held.finish()
-        except Exception as error:  # the caller changed the tensor in flight
-            return TensorError(
-                f"{self.name} #{self.seq}: the result is complete, and cannot be "
-                f"written to the tensor: {error}",
-                seq=self.seq,
-            )
-        return None
+    def _write_back(self) -> RingcommError | None:
+        return write_back(self._held, f"{self.name} #{self.seq}", self.seq)
 
     def _make_error(self, result: int) -> RingcommError:
         error = ffi.new("rc_error *")

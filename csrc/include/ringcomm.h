@@ -369,11 +369,11 @@ rc_result rc_comm_layout(rc_comm *comm, const rc_call *call, rc_layout *out);
 /* Waits up to timeout_ms (0 polls). RC_OK: done. RC_AGAIN: still in flight, or a signal came. Any
  * other result: the work failed with it. */
 rc_result rc_work_wait(rc_work *work, int timeout_ms);
-/* Does rc_submit and rc_work_wait in one, for the same call with count elements at data, in place.
- * RC_OK: it is over, and there is no work (*out is NULL). Otherwise *out is what rc_submit made:
- * NULL where the call was refused, or a work in flight (RC_AGAIN) or failed. */
-rc_result rc_run(rc_comm *comm, const rc_call *call, uint64_t count, void *data, int timeout_ms,
-                 rc_work **out);
+/* Does rc_submit and rc_work_wait in one, for the call with this count and memory in place of its
+ * own. RC_OK: it is over, and there is no work (*out is NULL). Otherwise *out is what rc_submit
+ * made: NULL where the call was refused, or a work in flight (RC_AGAIN) or failed. */
+rc_result rc_run(rc_comm *comm, const rc_call *call, uint64_t count, const void *src, void *dst,
+                 int timeout_ms, rc_work **out);
 /* Writes the work's failure; code RC_OK if there is none (yet). */
 void rc_work_error(rc_work *work, rc_error *out);
 /* Returns the collective's number on its communicator; of a send or receive, its number among those

@@ -49,9 +49,9 @@ class Reducing(Submitter):
         if known is None or seconds_of(opts.timeout) is not None:
             return None
         if getattr(opts, "asyncOp", True):
-            part = self.comm.shortcut.submit(tensor, *known)
+            part = self.comm.submit_in_place(tensor, lib.RC_ALLREDUCE, *known)
             return None if part is None else RingWork((part,), tensors)
-        if self.comm.shortcut.allreduce(tensor, *known):
+        if self.comm.run_in_place(tensor, lib.RC_ALLREDUCE, *known):
             return RingWork.finished(tensors)
         return None
 

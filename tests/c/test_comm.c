@@ -116,17 +116,17 @@ static void a_run_leaves_what_is_not_over(void)
     rc_call call = small_call(RC_ALLREDUCE, NULL, 0);
     rc_work *work = (rc_work *)w;
     call.timeout_ms = 0;
-    CHECK_EQ(rc_run(w->comms[0], &call, 10, first, 0, &work), RC_INVALID_ARGUMENT);
+    CHECK_EQ(rc_run(w->comms[0], &call, 10, first, first, 0, &work), RC_INVALID_ARGUMENT);
     CHECK(work == NULL); /* refused */
     call = small_call(RC_ALLREDUCE, NULL, 0);
-    CHECK_EQ(rc_run(w->comms[0], &call, 10, first, 5, &work), RC_AGAIN);
+    CHECK_EQ(rc_run(w->comms[0], &call, 10, first, first, 5, &work), RC_AGAIN);
     rc_work *late = work;
-    CHECK_EQ(rc_run(w->comms[1], &call, 10, second, WORLD_LONG_MS, &work), RC_OK);
+    CHECK_EQ(rc_run(w->comms[1], &call, 10, second, second, WORLD_LONG_MS, &work), RC_OK);
     CHECK(work == NULL);
     expect_done(late);
-    CHECK_EQ(rc_run(w->comms[0], &call, 10, first, 0, &late), RC_AGAIN);
+    CHECK_EQ(rc_run(w->comms[0], &call, 10, first, first, 0, &late), RC_AGAIN);
     rc_comm_abort(w->comms[0], "enough");
-    CHECK_EQ(rc_run(w->comms[0], &call, 10, first, WORLD_LONG_MS, &work), RC_ABORTED);
+    CHECK_EQ(rc_run(w->comms[0], &call, 10, first, first, WORLD_LONG_MS, &work), RC_ABORTED);
     CHECK_EQ(rc_work_wait(late, WORLD_LONG_MS), RC_ABORTED);
     rc_work_free(late);
     rc_work_free(work);

@@ -1,4 +1,5 @@
-"""The short way (dispatch.py): which calls take it, and that nobody can tell."""
+"""How calls get into the core (dispatch.py): those that are run now have no Work, and nobody can
+tell."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from ringcomm import (
     NotInitializedError,
     TensorError,
 )
+from ringcomm._native import lib
 from ringcomm.dispatch import plain_memory
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -87,7 +89,7 @@ def test_dense_tensors_are_plain(expression: str) -> None:
     "torch.ones(4, requires_grad=True)",
     "torch._neg_view(torch.ones(3))",
 )
-def test_all_else_takes_the_long_way(expression: str) -> None:
+def test_all_else_takes_a_view(expression: str) -> None:
     assert plain_memory(made(expression)) is None
 
 
@@ -118,7 +120,7 @@ def test_it_broadcasts_where_the_tensor_lies(kind: str) -> None:
     run_ranks(3, body)
 
 
-def test_it_refuses_roots_as_the_long_way_does() -> None:
+def test_roots_that_are_refused() -> None:
     def body(comm: Communicator) -> None:
         ones = np.ones(4)
         comm.broadcast(ones, 1)
@@ -137,7 +139,7 @@ def test_it_refuses_roots_as_the_long_way_does() -> None:
     run_ranks(2, body)
 
 
-def test_it_refuses_as_the_long_way_does() -> None:
+def test_arguments_that_are_refused() -> None:
     def body(comm: Communicator) -> None:
         ones = np.ones(4)
         op: Any
@@ -160,7 +162,7 @@ def test_it_refuses_as_the_long_way_does() -> None:
 
 
 @pytest.mark.torch
-def test_it_refuses_a_dtype_of_torch_as_the_long_way_does() -> None:
+def test_a_dtype_of_torch_that_is_refused() -> None:
     def body(comm: Communicator) -> None:
         with pytest.raises(TensorError, match="complex64"):
             comm.allreduce(made("torch.ones(4, dtype=torch.complex64)"))
@@ -205,7 +207,8 @@ def test_what_is_submitted_holds_the_memory() -> None:
         if comm.rank == 1:
             assert dropped.wait(PATIENCE)
         tensor = np.ones(10_000)
-        work, lives = comm.shortcut.submit(tensor, "sum", None), weakref.ref(tensor)
+        lives = weakref.ref(tensor)
+        work = comm.submit_in_place(tensor, lib.RC_ALLREDUCE, "sum", None)
         assert work is not None
         work.forget_result()
         del tensor
