@@ -270,10 +270,13 @@ class Dispatcher:
         call.caller = number_of_caller()
         on_host = where is None or not where.count
         plain = on_host and not isinstance(feedback, Residuals) and on_done is None
-        runs_now = plain and not (
-            async_op or self.is_timed or callback_threads.on_callback_thread()
-        )
-        if runs_now and self._run_now(prepared, call, count, *addresses, views, result):
+        # On a callback thread a Work tells, before it waits, that another thread has to take over.
+        has_work = async_op or self.is_timed or callback_threads.on_callback_thread()
+        if (
+            plain
+            and not has_work
+            and self._run_now(prepared, call, count, *addresses, views, result)
+        ):
             return result
         call.waits, call.notify = not async_op, on_done is not None
         name = prepared.name(count)
