@@ -262,8 +262,8 @@ class Dispatcher:
         prepared = self._prepare(None, dtype, collective, op, compression, root)
         prepared.require_feedback(feedback)
         result = dst.owner if dst is not None else result
-        addresses = [ffi.NULL if v is None else _cast(_VOID, v.address) for v in (src, dst)]
-        call = prepared.copy(count, *addresses)
+        source, target = (ffi.NULL if v is None else _cast(_VOID, v.address) for v in (src, dst))
+        call = prepared.copy(count, source, target)
         call.tag = tag
         if timeout is not None:
             call.timeout_ms = milliseconds(timeout)
@@ -272,11 +272,8 @@ class Dispatcher:
         plain = on_host and not isinstance(feedback, Residuals) and on_done is None
         # On a callback thread a Work tells, before it waits, that another thread has to take over.
         has_work = async_op or self.is_timed or callback_threads.on_callback_thread()
-        if (
-            plain
-            and not has_work
-            and self._run_now(prepared, call, count, *addresses, views, result)
-        ):
+        runs_now = plain and not has_work
+        if runs_now and self._run_now(prepared, call, count, source, target, views, result):
             return result
         call.waits, call.notify = not async_op, on_done is not None
         name = prepared.name(count)

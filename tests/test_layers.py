@@ -56,6 +56,7 @@ PYTHON_LAYERS = [
     {"communicator"},
     {"membership"},
     {"api"},
+    {"functions"},
     {"exact"},
     {"feedback", "sparse"},
     {"ringcomm"},
