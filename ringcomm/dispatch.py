@@ -58,6 +58,7 @@ _OLDEST = 2  # works checked with each call: more than it adds
 _VOID = ffi.typeof("void *")
 _cast, _from_buffer, _buffer = ffi.cast, ffi.from_buffer, ffi.buffer
 _SLOT = ffi.typeof("rc_work **")
+_BARRIER = lib.RC_BARRIER
 
 Plain = tuple[Any, Any, int, Any]
 """Memory of a tensor: dtype object, pointer, count of elements, and the object that keeps it."""
@@ -190,7 +191,7 @@ class Dispatcher:
         compression: str | None = None,
         root: int = 0,
     ) -> bool:
-        """Runs a collective that reads and writes one tensor, or has none, and waits for it.
+        """Runs a collective that reads and writes one tensor, or a barrier, and waits for it.
 
         Returns:
             True once it is done. False for all but plain tensors, and for a call that the core
@@ -200,7 +201,7 @@ class Dispatcher:
             TensorError, ConfigError: as run_collective does.
             RingcommError: the collective failed; the class tells how.
         """
-        memory = _NO_MEMORY if tensor is None else plain_memory(tensor)
+        memory = _NO_MEMORY if collective == _BARRIER else plain_memory(tensor)
         if memory is None or type(root) is not int or self.engine.forked or self.is_timed:
             return False  # True and 1.0 are equal to 1
         dtype, address, count, keep = memory
