@@ -163,7 +163,7 @@ def require_rank(collective: int, root: object, world_size: int) -> int | None:
 
 
 class Prepared:
-    """What all calls of one kind and dtype have in common, checked once.
+    """Common part of all calls of one kind and dtype, checked once.
 
     Attributes:
         call: the rc_call, without count and memory; it waits, and has the default timeout.

@@ -297,8 +297,8 @@ static void *run_rank(void *arg)
         rc_work *work = NULL;
         if (round % 4 == 3) {
             call.src = call.dst = NULL;
-            c->failed |=
-                rc_run(c->w->comms[c->rank], &call, 100, values, values, WORLD_LONG_MS, &work) != RC_OK;
+            c->failed |= rc_run(c->w->comms[c->rank], &call, 100, values, values, WORLD_LONG_MS,
+                                &work) != RC_OK;
             c->failed |= !CHECK(work == NULL);
         } else {
             work = submit(c->w->comms[c->rank], &call);
