@@ -173,6 +173,7 @@ def test_the_loss_scale_rescales_what_is_left() -> None:
         other = HookState("int4", comm, model=model, threshold=THRESHOLD)
         other.load_state_dict(saved)
         assert other.loss_scale == 512.0
+        assert other.steps == state.steps == 1
         scaler.scale = 0
         with pytest.raises(ConfigError, match="loss_scale=0: give"):
             state.flush()

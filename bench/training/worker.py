@@ -31,13 +31,10 @@ import torch.distributed as dist  # noqa: E402
 from ranks import World  # noqa: E402
 
 from ringcomm import Communicator, Config  # noqa: E402
-from ringcomm.torch import optim, outer, sparse  # noqa: E402
+from ringcomm.torch import optim, outer, sparse  # noqa: E402, F401 (before ranks' threads do)
 from training.plan import RANKS, Run  # noqa: E402
 from training.train import Result, train  # noqa: E402
 
-#: What methods are made of, imported before the ranks' threads would import it at the same time, of
-#: which one may see another's half.
-PARTS = (optim, outer, sparse)
 LIMIT_S = 3600.0  # of a run; what takes longer hangs
 
 

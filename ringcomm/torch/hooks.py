@@ -105,7 +105,8 @@ class HookState:
     Attributes:
         account: bytes and times.
         residuals: residuals by parameter, and whether the latest step was finite.
-        steps: backwards whose gradients have all been submitted; a checkpoint keeps it.
+        steps: backwards whose gradients have all been submitted; a checkpoint keeps it, unless its
+            state is empty.
         error: the first failure of a collective, None so far. DDP turns exceptions of Futures
             into RuntimeError; this one keeps its class.
 
@@ -230,7 +231,7 @@ class HookState:
     @without_exact
     def state_dict(self) -> dict[str, Any]:
         """State of this rank for a checkpoint: residuals and gradients in flight, by parameter, the
-        policy's state, and the number of steps if any of these depends on it. Empty if there is
+        policy's state, and the number of steps beside any of these or a warm-up. Empty if there is
         nothing to keep. Nothing is sent.
 
         Each rank saves its own, in a file of its own, and in a world of the same size continues
@@ -251,13 +252,13 @@ class HookState:
             policy = self.transport.exchange.shared(policy)
         parts = {"policy": policy, "pace": self._pace.state_dict(own)}
         state: dict[str, Any] = {key: part for key, part in parts.items() if part}
-        if self.warmup_steps or state:
-            state["steps"] = self.steps
         if self.residuals.keeps:
             self.residuals.commit_or_undo()
             store = self.feedback
             saved = store.state_dict(self.comm) if own else store.gather_state_dict(self.comm)
             state["feedback"] = self.transport.joined(saved)
+        if self.warmup_steps or state:
+            state["steps"] = self.steps
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
