@@ -205,7 +205,10 @@ class Dispatcher:
         if memory is None or type(root) is not int or self.engine.forked or self.is_timed:
             return False  # True and 1.0 are equal to 1
         dtype, address, count, keep = memory
-        prepared = self._prepare(tensor, dtype, collective, op, compression, root)
+        try:  # what _prepare does first, without its call
+            prepared = self._prepared[dtype, collective, op, compression, root]
+        except (KeyError, TypeError):
+            prepared = self._prepare(tensor, dtype, collective, op, compression, root)
         if prepared.codec.needs_feedback:
             return False
         return self._run_now(prepared, prepared.call, count, address, address, keep, tensor)
@@ -300,15 +303,13 @@ class Dispatcher:
         the tensor, as its library has it."""
         key = dtype, collective, op, compression, root
         try:
-            known = self._prepared.get(key)
-        except TypeError:  # an op or compression that is not hashable, and so no name
-            known = None
-        if known is None:
+            return self._prepared[key]
+        except (KeyError, TypeError):  # the latter for an op or compression that is no name
             name = dtype if tensor is None else view(tensor, writable=True).dtype
             size, seconds = self.world_size, self.config.timeout
-            known = Prepared(collective, name, op, compression, root, size, seconds)
-            self._prepared[key] = known
-        return known
+            made = Prepared(collective, name, op, compression, root, size, seconds)
+            self._prepared[key] = made
+            return made
 
     def _run_now(
         self,
