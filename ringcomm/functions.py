@@ -16,8 +16,8 @@ from .communicator import Communicator
 
 
 def _function(name: str) -> Callable[..., Any]:
-    """Makes a function with the method's parameters, by its text as dataclasses does: arguments
-    passed on by ``*args`` would cost a tenth of a small call."""
+    """Makes a function with the method's parameters, from its text, as dataclasses does. (To pass
+    arguments on by ``*args`` shows in the time of a small call.)"""
     method = getattr(Communicator, name)
     _, *parameters = inspect.signature(method).parameters.values()  # without self
     comm = inspect.Parameter("comm", inspect.Parameter.KEYWORD_ONLY, default=None)
