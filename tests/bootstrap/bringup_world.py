@@ -23,7 +23,7 @@ def identity(rank: int, world_size: int, port: int, job: str = "test") -> Identi
 
 @dataclasses.dataclass
 class Outcome:
-    """What one rank's call returned or raised, and how long that took."""
+    """What one rank's call returned or raised, and how long after the ranks' common start."""
 
     value: Any = None
     error: Exception | None = None
@@ -31,11 +31,12 @@ class Outcome:
 
 
 def run_ranks(call: Callable[[int], Any], ranks: Sequence[int]) -> dict[int, Outcome]:
-    """Runs call(rank) in a thread per rank."""
+    """Runs call(rank) in a thread per rank. All are timed from before the first thread starts: the
+    limit that ends a world is the earliest rank's, and a busy machine starts the last much later."""
     outcomes = {rank: Outcome() for rank in ranks}
+    began = time.monotonic()
 
     def body(rank: int) -> None:
-        began = time.monotonic()
         try:
             outcomes[rank].value = call(rank)
         except Exception as error:
