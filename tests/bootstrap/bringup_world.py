@@ -31,8 +31,8 @@ class Outcome:
 
 
 def run_ranks(call: Callable[[int], Any], ranks: Sequence[int]) -> dict[int, Outcome]:
-    """Runs call(rank) in a thread per rank. All are timed from before the first thread starts: the
-    limit that ends a world is the earliest rank's, and a busy machine starts the last much later."""
+    """Runs call(rank) in a thread per rank. All are timed from before the first thread starts: a
+    world ends with the limit of its earliest rank, and a busy machine may start others late."""
     outcomes = {rank: Outcome() for rank in ranks}
     began = time.monotonic()
 
