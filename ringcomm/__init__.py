@@ -7,22 +7,22 @@
 ``__all__`` is the stable interface, which ``dir`` shows; so are those of ringcomm.membership and of
 ringcomm.torch, with its optim, outer and sparse. Everything else is internal. Within the package:
 
-    Communicator.run_collective, .run_in_place, .submit_in_place  calls on memory, or one tensor
-    calls, devices, buffers, residuals, work                      what such calls are made of
-    errors, config, codecs                                        used everywhere
+    core                    the road to the C core, for all that communicates
+    errors, config, codecs  used everywhere
 """
 
 from __future__ import annotations
 
 from importlib import metadata as _metadata
 
-from . import cuda
 from .api import default_communicator, init, is_initialized, rank, shutdown, world_size
-from .calls import Op
 from .codecs import Compression
 from .communicator import Communicator
 from .config import Algorithm, Config
-from .counters import LaneStats, RailStats, Stats
+from .core import cuda
+from .core.calls import Op
+from .core.counters import LaneStats, RailStats, Stats
+from .core.work import Work
 from .errors import (
     AbortedError,
     AuthenticationError,
@@ -52,7 +52,6 @@ from .functions import (
     scatter,
     send,
 )
-from .work import Work
 
 __version__ = _metadata.version("ringcomm")
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeVar, overload
 
-from ._native import lib
-from .buffers import View
-from .calls import Feedback, Op, check_tag
 from .codecs import Compression
-from .devices import check_autograd, view
-from .dispatch import Dispatcher
+from .core.calls import Feedback, Op, check_tag
+from .core.dispatch import Dispatcher
+from .core.faces import view
+from .core.faces.torch import check_autograd
+from .core.native import lib
+from .core.residuals import Residuals
+from .core.views import View
+from .core.work import Work
 from .errors import ConfigError, TensorError
 from .fusion import Works, allreduce_many, as_list
-from .residuals import Residuals
-from .work import Work
 
 T = TypeVar("T")
 

@@ -11,30 +11,28 @@ from __future__ import annotations
 
 import atexit
 import logging
-import threading
 import time
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from . import storages
-from ._native import AGAIN, OK, error_class, ffi, lib, release_engine, text
 from .bootstrap.join import Joined, join, regroup
-from .calls import is_integer
 from .collectives import Collectives
 from .config import Config, names_arguments
-from .counters import Stats, count_works, read_counters
+from .core.calls import is_integer
+from .core.counters import Stats, read_counters
+from .core.faces import storages
+from .core.native import release_engine
+from .core.opening import open_handle
+from .core.timeline import Timeline
+from .core.work import Work
 from .errors import ConfigError, RingcommError, naming
-from .opening import open_handle
 from .summary import summary_of
-from .timeline import Timeline
-from .work import SLICE_MS, Work
 
 _log = logging.getLogger("ringcomm")
 _CLOSE_MS = 1000
 _ABORT_MS = 100
-_LOOK_S = 1e-4
 
 
 class Communicator(Collectives):
@@ -175,70 +173,21 @@ class Communicator(Collectives):
             self._require_open()
             return read_counters(self._handle, self.rails)
 
-    def completed(self) -> int:
-        """Returns the number of completed works; 0 if the communicator is closed."""
-        with self._lock:
-            return 0 if self._handle is None or self.is_inherited else count_works(self._handle)
-
-    def failure(self) -> RingcommError | None:
-        """Returns the error that every later call will raise, e.g. a lost peer; None while the
-        communicator works."""
-        error = ffi.new("rc_error *")
-        with self._lock:
-            self._require_open()
-            lib.rc_comm_error(self._handle, error)
-        if error.code == OK:
-            return None
-        rank = None if error.rank < 0 else int(error.rank)
-        message = text(error.message)
-        return error_class(error.code)(message, rank=rank, host=self.host_of(rank))
-
     @property
     def kernel_set(self) -> str:
         """Instruction set of the kernels."""
         return self.engine.kernel_set
 
-    def abort(self, reason: str = "abort() was called") -> None:
-        """Fails all present and later collectives, here and on every other rank, at once."""
-        self._require_open()
-        with self._lock:
-            self._require_open()
-            lib.rc_comm_abort(self._handle, str(reason).encode("utf-8", "replace")[:300])
-
     def close(self, within: float = _CLOSE_MS / 1000) -> None:
         """Leaves the group: says goodbye and closes the lanes, within about a second, or the given
         seconds. Collectives still in flight fail, here and on the other ranks. Closing twice, or in
         a forked child, is harmless."""
-        if self.engine.forked:
-            return
-        with self._lock:
-            handle, self._handle = self._handle, None
+        handle = self._take_handle()
         if handle is None:
             return
         _alive.discard(self)
         self._log_end(handle)
-        try:
-            self._leave(handle, max(1, int(1000 * within)))
-        finally:
-            lib.rc_comm_close(handle, 0)
-            if self._pipe is not None:
-                self._pipe.stop()
-            for work in self.works_in_flight():
-                work.done()
-            while {thread for thread, _ in self._calls_in_core.values()} - {threading.get_ident()}:
-                time.sleep(_LOOK_S)  # until their calls return; their works are over
-            lib.rc_comm_free(handle)
-            release_engine(self.config.kernel_set)
-            if self._timeline is not None:
-                self._timeline.close()
-
-    @staticmethod
-    def _leave(handle: Any, patience_ms: int) -> None:
-        """Says goodbye to the other ranks, in slices, so that signal handlers run between them."""
-        deadline = time.monotonic() + patience_ms / 1000
-        left = float(patience_ms)
-        while lib.rc_comm_leave(handle, int(min(left, SLICE_MS))) == AGAIN and left > 0:
-            left = max(0.0, (deadline - time.monotonic()) * 1000)
+        self._leave_and_free(handle, within)
 
     def __enter__(self) -> Communicator:
         return self

@@ -27,9 +27,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from . import storages
+from .core.faces.torch import torch_of_caller
+from .core.residuals import Floats
 from .errors import ConfigError, warn_caller
-from .residuals import Floats
 
 Place = Mapping[str, int]
 P = ParamSpec("P")
@@ -153,7 +153,7 @@ def read_exact(state: Mapping[str, Any], place: Place, name: str) -> ExactState:
 
 def as_callers(array: Floats) -> Any:
     """Converts an array to a torch tensor if torch has been imported; else returns it."""
-    torch = storages.torch_of_caller()
+    torch = torch_of_caller()
     return array if torch is None else torch.from_numpy(array)
 
 

@@ -27,9 +27,9 @@ import numpy as np
 from .api import default_communicator
 from .codecs import BLOCK
 from .communicator import Communicator
+from .core.residuals import Floats, Residuals, require_scale
 from .errors import ConfigError, MismatchError, naming
 from .exact import ExactState, Place, as_callers, as_own, is_exact, read_exact, without_exact
-from .residuals import Floats, Residuals, require_scale
 
 _FORMAT = 1
 _MOST_ELEMENTS = 2 << 20  # elements of tensors that one all-reduce saves together

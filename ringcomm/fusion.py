@@ -17,15 +17,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ._native import ffi, lib
-from .buffers import ITEM_BYTES, View
-from .calls import Feedback, require_compressible, require_feedback
 from .codecs import BLOCK, Codec, parse
-from .devices import DeviceView, PackedView, common_device, view
-from .dispatch import Dispatcher
+from .core.calls import Feedback, require_compressible, require_feedback
+from .core.dispatch import Dispatcher
+from .core.faces import view
+from .core.native import ffi, lib
+from .core.residuals import Residuals
+from .core.views import ITEM_BYTES, DeviceView, PackedView, View, common_device
+from .core.work import Work
 from .errors import CommTimeoutError, ConfigError, RingcommError, TensorError, naming
-from .residuals import Residuals
-from .work import Work
 
 SMALL_BYTES = 256 << 10  # tensors below this share a buffer
 MOST_BYTES = 16 << 20  # most bytes of one buffer

@@ -30,11 +30,11 @@ from typing import Any
 import numpy as np
 
 from .api import default_communicator
-from .chunks import Bytes, Entries, Floats, Format, as_view, join, select
 from .communicator import Communicator
+from .core.chunks import Bytes, Entries, Floats, Format, as_view, join, select
+from .core.work import Work
 from .errors import ConfigError, MismatchError, RingcommError, naming
 from .exact import as_callers, is_exact, is_own, without_exact
-from .work import Work
 
 _STATE = 1
 _MOST_GATHERED = 4  # most ranks for which "auto" sends every payload to all

@@ -26,7 +26,8 @@ from beside import APART, Beside, Done
 from faults.job import Nursery, clean_environment, nursery_of
 from patience import until
 
-from ringcomm import Config, _native
+from ringcomm import Config
+from ringcomm.core import native
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "cuda"))
 _LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "MPI_", "SLURM_", "TORCHELASTIC_")
@@ -141,11 +142,11 @@ def _open_fds() -> dict[str, str]:
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
     """Fails a test that leaves a socket open or an engine running."""
-    before, engines = _open_fds(), set(_native._shared)
+    before, engines = _open_fds(), set(native._shared)
     yield
 
     def left() -> tuple[set[tuple[str, str]], int]:
-        return set(_open_fds().items()) - set(before.items()), len(set(_native._shared) - engines)
+        return set(_open_fds().items()) - set(before.items()), len(set(native._shared) - engines)
 
     if not until(lambda: not any(left())):
         pytest.fail("left open: {}; engines running: {}".format(*left()))

@@ -31,8 +31,9 @@ from ranks import World
 from reference import NUMPY, OPS, Array
 from tensors import bits, elements, hash_of, same_but_for_nans, special, tensor
 
-from ringcomm import Communicator, Config, MismatchError, _native
+from ringcomm import Communicator, Config, MismatchError
 from ringcomm.bootstrap import bringup
+from ringcomm.core import native
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -278,9 +279,7 @@ def test_special_values(road: Road) -> None:
         assert same, (dtype, op, codec)
 
 
-@pytest.mark.parametrize(
-    "kernels", [name for name, supported in _native.kernel_sets() if supported]
-)
+@pytest.mark.parametrize("kernels", [name for name, supported in native.kernel_sets() if supported])
 def test_kernel_sets_agree(kernels: str) -> None:
     """Every kernel set that this CPU has gives the reference's bits."""
     for turn, algorithm in enumerate(ALGORITHMS):

@@ -321,7 +321,7 @@ def test_repr_and_attributes() -> None:
         assert comm.host_of(0) == comm.hosts[0]
         assert comm.host_of(None) is None
         assert comm.host_of(2) is None
-        assert comm.kernel_set in {name for name, _ in ringcomm._native.kernel_sets()}
+        assert comm.kernel_set in {name for name, _ in ringcomm.core.native.kernel_sets()}
         assert [(rail.interface, rail.address) for rail in comm.rails] == [("lo", "127.0.0.1")]
 
     run_ranks(2, body)

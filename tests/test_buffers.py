@@ -23,9 +23,10 @@ import pytest
 from patience import PATIENCE
 from ranks import run_ranks
 
-from ringcomm import Communicator, TensorError, devices
-from ringcomm.buffers import view
-from ringcomm.dispatch import plain_memory
+from ringcomm import Communicator, TensorError
+from ringcomm.core.faces import view
+from ringcomm.core.faces.torch import check_autograd
+from ringcomm.core.views import plain_memory
 from ringcomm.exact import as_callers
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -340,12 +341,12 @@ def test_torch_tensors_that_cannot_be_taken(torch: Any) -> None:
 
 
 @pytest.mark.torch
-def test_a_cuda_tensor_is_refused_by_name(torch: Any) -> None:
+def test_a_tensor_of_another_device_is_refused_by_name(torch: Any) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        tensor = torch.empty(3, device="cuda:0")
-    refused(tensor, "device 'cuda:0' is not supported; pass tensor.cpu()")
+        tensor = torch.empty(3, device="xpu:0")
+    refused(tensor, "device 'xpu:0' is not supported; pass tensor.cpu()")
 
 
 # ---- lifetime ----
@@ -484,8 +485,8 @@ def test_a_torch_that_another_thread_is_importing(monkeypatch: pytest.MonkeyPatc
     given = {"list": [1.0], "array": np.ones(3, np.float32)[::-1]}
     for tensor in given.values():
         assert plain_memory(tensor) is None
-        devices.check_autograd(tensor)
-    assert devices.view(given["array"], writable=True).shape == (3,)
+        check_autograd(tensor)
+    assert view(given["array"], writable=True).shape == (3,)
     with pytest.raises(TensorError):
         view(given["list"], writable=True)
     assert as_callers(given["array"]) is given["array"]

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from patience import PATIENCE, until
 
-from ringcomm import callback_threads
-from ringcomm.callback_threads import CallbackThreads
+from ringcomm.core import callback_threads
+from ringcomm.core.callback_threads import CallbackThreads
 
 
 class Queue:

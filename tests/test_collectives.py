@@ -19,7 +19,7 @@ from reference import OPS, Array
 from tensors import elements, inputs, same
 
 from ringcomm import Communicator, Config, TensorError
-from ringcomm._native import lib
+from ringcomm.core.native import lib
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -148,7 +148,7 @@ def test_compressed_copies_are_equal_on_all_ranks(n: int, codec: str) -> None:
 
 
 def comm_view(array: Array) -> Any:
-    from ringcomm.buffers import view
+    from ringcomm.core.faces import view
 
     return view(array, writable=True)
 

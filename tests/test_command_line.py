@@ -13,7 +13,7 @@ from ringcomm import config
 from ringcomm.__main__ import main
 
 SETTINGS = Path(__file__).parents[1] / "docs" / "SETTINGS.md"
-INTERNAL = ("api", "buffers", "calls", "codecs", "dispatch", "fusion", "opening", "_native")
+INTERNAL = ("api", "bootstrap", "codecs", "collectives", "core", "fusion", "functions")
 
 
 @pytest.mark.parametrize("flag", ["--version", "-V", "version"])

@@ -18,8 +18,8 @@ from ranks import run_ranks
 
 import ringcomm
 from ringcomm import Communicator, DeviceError, TensorError
-from ringcomm.devices import view
-from ringcomm.dlpack import read_capsule
+from ringcomm.core.faces import host_view, view
+from ringcomm.core.faces.dlpack import read_capsule
 
 HOST = np.ones(9)
 NAME = b"dltensor"  # of a capsule, which keeps the pointer
@@ -342,6 +342,8 @@ def test_objects_that_are_refused(gpu: Gpu) -> None:
     ):
         with pytest.raises(TensorError, match=says):
             view(kind(array), writable=True)
+    with pytest.raises(TensorError, match="Lent lies on a GPU; give a copy in host memory"):
+        host_view(Lent(array), writable=True)
 
 
 def test_without_a_driver(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> None:

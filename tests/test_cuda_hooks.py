@@ -24,7 +24,8 @@ from gpu import Gpu
 from ranks import run_ranks
 from torch_gpu import LocalGroup, Meeting, Stream, TorchGpu
 
-from ringcomm import Communicator, cuda, pipe
+from ringcomm import Communicator, cuda
+from ringcomm.core import pipe
 from ringcomm.torch import HierarchicalState, HookState, allreduce_hook
 from ringcomm.torch.options import Options
 from ringcomm.torch.reducing import Reducing

@@ -21,7 +21,8 @@ from ranks import run_ranks
 from reference import NUMPY
 
 import ringcomm
-from ringcomm import Communicator, ConfigError, ErrorFeedback, TensorError, pipe
+from ringcomm import Communicator, ConfigError, ErrorFeedback, TensorError
+from ringcomm.core import pipe
 
 
 def on_gpu(gpu: Gpu, values: np.ndarray[Any, Any], dtype: str, stream: int | None = None) -> Array:
@@ -354,7 +355,7 @@ def test_memory_is_pinned_once(gpu: Gpu) -> None:
 
 
 def test_what_is_larger_than_the_arena(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringcomm.pipe.ARENA_BYTES", 8 << 20)
+    monkeypatch.setattr("ringcomm.core.pipe.ARENA_BYTES", 8 << 20)
 
     def body(comm: Communicator) -> None:
         works, stream = [], gpu.stream()
@@ -435,7 +436,7 @@ def test_a_gpu_that_is_too_old_for_the_kernels_leaves_packing_to_the_cpu(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("FAKE_CUDA_CAPABILITY", "52")
-    monkeypatch.setattr("ringcomm.pipe._logged_gpus", set())
+    monkeypatch.setattr("ringcomm.core.pipe._logged_gpus", set())
     gpu.reset()
 
     def body(comm: Communicator) -> None:

@@ -69,7 +69,7 @@ def test_torch_tensors_by_pointer_and_current_stream(
     )
     stand_in = types.SimpleNamespace(Tensor=Tensor, strided="strided", cuda=streams, empty=empty)
     monkeypatch.setitem(sys.modules, "torch", stand_in)  # type: ignore[arg-type]
-    monkeypatch.setattr("ringcomm.storages._guarded", [stand_in])  # it has no storages
+    monkeypatch.setattr("ringcomm.core.faces.storages._guarded", [stand_in])  # it has no storages
 
     def body(comm: Communicator) -> None:
         for stream in (0, side):
@@ -134,7 +134,7 @@ def test_a_future_of_torch_is_told_when_it_is_over(gpu: Gpu) -> None:
 
 def test_tensors_of_a_call_go_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    from ringcomm.devices import DeviceView
+    from ringcomm.core.views import DeviceView
     from ringcomm.torch import submit
 
     def staged(owner: Any, **how: bool) -> Any:

@@ -24,8 +24,8 @@ from ringcomm import (
     NotInitializedError,
     TensorError,
 )
-from ringcomm._native import lib
-from ringcomm.dispatch import plain_memory
+from ringcomm.core.native import lib
+from ringcomm.core.views import plain_memory
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

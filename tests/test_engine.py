@@ -10,15 +10,16 @@ import sys
 
 import pytest
 
-from ringcomm import RingcommError, _native
+from ringcomm import RingcommError
+from ringcomm.core import native
 
 NO_THREADS = """
 import os, resource
-from ringcomm import _native
+from ringcomm.core import native
 resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 if os.geteuid() == 0:
     os.setuid(65533)  # root has no such limit
-_native.Engine("")
+native.Engine("")
 """
 
 
@@ -33,7 +34,7 @@ def test_without_descriptors() -> None:
                 fillers.append(os.dup(0))
         for left in range(2):  # none, and one for two that are needed
             with pytest.raises(RingcommError, match=r"cannot start: .*EMFILE, 24.*`ulimit -n`"):
-                _native.Engine("")
+                native.Engine("")
             if not left and fillers:
                 os.close(fillers.pop())
     finally:

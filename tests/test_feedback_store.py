@@ -480,7 +480,7 @@ def test_many_tensors_with_and_without_feedback() -> None:
 
 
 def test_the_codecs_are_those_of_the_core() -> None:
-    from ringcomm._native import lib
+    from ringcomm.core.native import lib
 
     for name, codec in NAMES.items():
         assert codec.number == getattr(lib, f"RC_CODEC_{name.upper().replace('-', '_')}")

@@ -39,10 +39,10 @@ from ringcomm import (
     MismatchError,
     TensorError,
 )
+from ringcomm.core.work import WorkStats
 from ringcomm.torch import Auto, HookState, Stale1, allreduce_hook, attach
 from ringcomm.torch import buckets as hook_buckets
 from ringcomm.torch.account import KEPT, Account
-from ringcomm.work import WorkStats
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 

@@ -155,14 +155,14 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
 def test_a_name_that_is_nowhere_is_found() -> None:
     nowhere = "COMM_" + "NEVER"
     text = f"`comm.c` `comm_free()` `comm_fre()` `net/lain.c` `comm_free()` {nowhere} [x](y.md)"
-    assert list(_references(text + " `work.py` `Work.wait()` `Werk.wait()` `Work._held`")) == [
+    assert list(_references(text + " `core/work.py` `Work.wait()` `Werk.wait()` `Work._held`")) == [
         ("comm.c", None),
         ("comm_free", None),
         ("comm_fre", "not defined in the file before it"),
         ("net/lain.c", "no such file"),
         ("comm_free", "not defined in the file before it"),
         (nowhere, "nowhere in the sources"),
-        ("work.py", None),
+        ("core/work.py", None),
         ("Work.wait", None),
         ("Werk.wait", "not defined in the file before it"),
         ("Work._held", None),

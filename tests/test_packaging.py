@@ -17,7 +17,7 @@ import wheels
 from beside import Done
 from wheels import ROOT, build_wheel, source_copy
 
-from ringcomm import pipe
+from ringcomm.core import pipe
 
 built_beside = pytest.mark.beside(sys.executable, wheels.__file__, "{folder}")
 
@@ -135,7 +135,7 @@ def test_machine_code_is_named_as_it_is_looked_for(
     assemble(ptx, tmp_path)
     (made,) = tmp_path.glob("*.fatbin")
     (tmp_path / "kernels.ptx").write_bytes(ptx.read_bytes())
-    monkeypatch.setattr("ringcomm.pipe.resources.files", lambda _package: tmp_path)
+    monkeypatch.setattr("ringcomm.core.pipe.resources.files", lambda _package: tmp_path)
     monkeypatch.delenv("RINGCOMM_LIBCUDA", raising=False)
     assert pipe._images() == [made.read_bytes(), ptx.read_bytes()]
     monkeypatch.setenv("RINGCOMM_LIBCUDA", "another")

@@ -52,14 +52,13 @@ def used(tree: ast.Module) -> set[str]:
 
 
 TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in FILES}
-MODULES = {path.stem for path in FILES}  # _native is a module of all
 DEFINED = {name: defined(tree) for name, tree in TREES.items()}
 
 
 def borrowed(name: str, tree: ast.Module) -> set[str]:
     """What a module uses that others, and not it, define."""
     elsewhere = set().union(*(names for other, names in DEFINED.items() if other != name))
-    return (used(tree) & elsewhere) - defined(tree) - MODULES - FOREIGN
+    return (used(tree) & elsewhere) - defined(tree) - FOREIGN
 
 
 def test_a_module_uses_its_own_private_names_alone() -> None:

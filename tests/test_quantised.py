@@ -28,8 +28,9 @@ from reference import Array
 from tensors import bits
 from test_wire import HEADER
 
-from ringcomm import Communicator, Config, ErrorFeedback, MismatchError, _native
+from ringcomm import Communicator, Config, ErrorFeedback, MismatchError
 from ringcomm.bootstrap.join import Joined
+from ringcomm.core import native
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -132,7 +133,7 @@ def test_allreduce_bit_for_bit(turn: int) -> None:
 def test_kernel_sets_agree(n: int) -> None:
     """T2: every kernel set that this CPU has gives the reference's bits."""
     cases = [Case(n, codec, 5003, "avg") for codec in CODECS]
-    for name in (name for name, supported in _native.kernel_sets() if supported):
+    for name in (name for name, supported in native.kernel_sets() if supported):
         with World(n, config=Config(kernel_set=name, timeout=30.0)) as world:
             assert_right(world, cases)
 

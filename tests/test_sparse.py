@@ -25,7 +25,7 @@ from ringcomm import (
     RingcommError,
     TensorError,
 )
-from ringcomm._native import kernel_sets
+from ringcomm.core.native import kernel_sets
 from ringcomm.sparse import SparseExchange
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

@@ -20,9 +20,9 @@ from ranks import run_ranks
 from torch import nn
 
 from ringcomm import Communicator, ConfigError
+from ringcomm.core.work import WorkStats
 from ringcomm.torch import HookState, Stale1
 from ringcomm.torch.account import Account
-from ringcomm.work import WorkStats
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 

@@ -14,7 +14,7 @@ from ranks import World
 
 from ringcomm import Communicator, Config
 from ringcomm.bootstrap.mesh_result import LaneSocket, Mesh
-from ringcomm.opening import choose_threads
+from ringcomm.core.opening import choose_threads
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

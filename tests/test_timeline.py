@@ -18,7 +18,8 @@ from ports import free_port
 from ranks import World, run_processes, start_process
 
 import ringcomm
-from ringcomm import Config, ConfigError, timeline
+from ringcomm import Config, ConfigError
+from ringcomm.core import timeline
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

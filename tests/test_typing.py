@@ -14,9 +14,9 @@ from beside import Done
 from ranks import World
 
 import ringcomm
-from ringcomm.calls import OPS
 from ringcomm.codecs import CODECS
 from ringcomm.config import ALGORITHMS
+from ringcomm.core.calls import OPS
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -21,7 +21,8 @@ from patience import PATIENCE, PROMPT, until
 from ranks import World, run_ranks
 from tensors import elements, inputs, same
 
-from ringcomm import CommTimeoutError, Communicator, Config, ConfigError, Work, _native, dispatch
+from ringcomm import CommTimeoutError, Communicator, Config, ConfigError, Work
+from ringcomm.core import dispatch, native
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -217,10 +218,10 @@ def test_an_interrupted_call_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         """The core, in which a signal arrives once."""
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(_native.lib, name)
+            return getattr(native.lib, name)
 
         def rc_submit(self, *arguments: Any) -> int:
-            result = _native.lib.rc_submit(*arguments)
+            result = native.lib.rc_submit(*arguments)
             if threading.current_thread().name == "rank 0":
                 monkeypatch.undo()
                 raise KeyboardInterrupt

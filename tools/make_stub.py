@@ -19,12 +19,12 @@ HEAD = '''"""Types of the collectives as functions; made by tools/make_stub.py."
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeVar, overload
 
-from .calls import Feedback, Op
 from .codecs import Compression
 from .communicator import Communicator
+from .core.calls import Feedback, Op
+from .core.residuals import Residuals
+from .core.work import Work
 from .fusion import Works
-from .residuals import Residuals
-from .work import Work
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ import numpy as np
 
 import ringcomm
 from ringcomm import Communicator, Config
-from ringcomm._native import OK, ffi, lib
+from ringcomm.core.native import OK, ffi, lib
 
 SMALL = 1 << 10  # float32 elements: 4 KiB
 LARGE = 16_000_000  # 64 MB

@@ -8,10 +8,11 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from .. import __version__, _native, cuda
+from .. import __version__
 from ..bootstrap.interfaces import Interface, choose, list_interfaces
 from ..bootstrap.secret import VARIABLE as SECRET
 from ..config import OTHER_VARIABLES, Config
+from ..core import cuda, native
 from ..errors import ConfigError
 
 
@@ -60,16 +61,16 @@ def main() -> int:
     """Prints version, kernel sets, CUDA, interfaces and settings; returns 1 where the settings
     cannot work."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    engine = _native.acquire_engine("")
+    engine = native.acquire_engine("")
     sets = [
         f"[bold]{name} (chosen)[/bold]"
         if name == engine.kernel_set
         else name
         if supported
         else f"{name} (not on this CPU)"
-        for name, supported in _native.kernel_sets()
+        for name, supported in native.kernel_sets()
     ]
-    _native.release_engine("")
+    native.release_engine("")
     usable, why = cuda_state()
     console.print(f"ringcomm {__version__}, Python {sys.version.split()[0]}")
     console.print(f"kernel sets  {', '.join(sets)}")

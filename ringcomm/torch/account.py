@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from ..adaptive.law import Interval, covered
-from ..work import WorkStats
+from ..core.work import WorkStats
 from .hook_report import CodecStretch, HookReport, StepReport
 
 KEPT = 1000

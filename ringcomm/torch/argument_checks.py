@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from ..calls import is_integer, is_number
 from ..config import names_arguments
+from ..core.calls import is_integer, is_number
 from ..errors import ConfigError
 
 _ABLE: Mapping[str, tuple[str, tuple[str, ...]]] = {

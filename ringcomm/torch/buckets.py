@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from .._native import lib
 from ..codecs import Codec
 from ..communicator import Communicator
+from ..core.native import lib
+from ..core.work import Work
 from ..feedback import ErrorFeedback
-from ..work import Work
 from .named_feedback import COMPRESSIBLE, NamedFeedback
 from .streams import NonFiniteFlag
 from .tensors import memory_of

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from ..buffers import View
 from ..communicator import Communicator
+from ..core.views import View
 from ..errors import MismatchError, TensorError, naming
 
 _BYTES = 400

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from .._native import lib
-from ..calls import check_tag
+from ..core.calls import check_tag
+from ..core.native import lib
 from ..errors import CommTimeoutError, RingcommError
 from .submit import Call, Submitter, one
 from .tensors import moved

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from .._native import lib
-from ..calls import USERS_TAGS
+from ..core.calls import USERS_TAGS
+from ..core.native import lib
 from .submit import Call, Submitter, Tensors, one, root_of
 from .tensors import copy, joined, moved, packed, require_alike, unpack
 from .works import RingWork, together

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .._native import lib
+from ..core.native import lib
 from ..errors import TensorError, naming
 from .ops import Reduction, as_reduced, is_sum, reduction, takes_compression
 from .submit import Call, Submitter, one, root_of

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import torch
 
-from ..buffers import View, view
+from ..core.faces import view
+from ..core.views import View
 from .streams import side_streams, to_its_end
 
 

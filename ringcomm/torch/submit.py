@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from .. import cuda
-from .._native import lib
-from ..buffers import View
 from ..communicator import Communicator
-from ..devices import DeviceView, torch_stream
-from ..work import Work
+from ..core import cuda
+from ..core.faces.torch import torch_stream
+from ..core.native import lib
+from ..core.views import DeviceView, View
+from ..core.work import Work
 from . import detail, profiling
 from .options import Options
 from .staging import staged

@@ -9,7 +9,7 @@ Several passes over large tensors fetch them from memory each time; tile by tile
 tile once.
 
 Invariants: a view shares the tensor's memory, or a copy of it is scattered back when the
-collective is over (buffers.View). Errors are TensorError, a TypeError and a RuntimeError. Tiles
+collective is over (core.views.View). Errors are TensorError, a TypeError and a RuntimeError. Tiles
 begin at blocks of every codec, and so at multiples of a vector instruction's width: element-wise
 operations give the same bits as on the whole.
 """
@@ -20,9 +20,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from .. import cuda
-from ..buffers import View
-from ..devices import view
+from ..core import cuda
+from ..core.faces import view
+from ..core.views import View
 from ..errors import TensorError
 from .staging import staged
 

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 import torch
 
-from .. import cuda
 from ..codecs import Codec
 from ..communicator import Communicator
+from ..core import cuda
+from ..core.work import Work
 from ..errors import RingcommError, naming
-from ..work import Work
 from .account import Account
 from .buckets import Bucket, Part, Parts, average
 from .exchange import CommExchange

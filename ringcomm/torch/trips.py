@@ -28,8 +28,8 @@ import torch.distributed as dist
 
 from ..codecs import Codec
 from ..communicator import Communicator
+from ..core.work import Work
 from ..errors import ConfigError, RingcommError
-from ..work import Work
 from .account import Account
 from .buckets import Bucket, Parts, average
 from .exchange import CommExchange, GridExchange

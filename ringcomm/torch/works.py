@@ -23,10 +23,10 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from .. import callback_threads, cuda, pipe
-from ..devices import torch_stream
+from ..core import callback_threads, cuda, pipe
+from ..core.faces.torch import torch_stream
+from ..core.work import Work
 from ..errors import RingcommError
-from ..work import Work
 from .streams import future_on
 
 _TorchWork: Any = getattr(dist, "Work", None) or getattr(dist, "_Work")  # noqa: B009

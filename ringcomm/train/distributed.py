@@ -31,10 +31,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ..api import default_communicator
 from ..bootstrap.launch import Identity, identify
-from ..calls import Op
 from ..codecs import Compression
 from ..communicator import Communicator
 from ..config import Config
+from ..core.calls import Op
 from ..errors import ConfigError
 from ..torch import Options as GroupOptions
 from . import launcher

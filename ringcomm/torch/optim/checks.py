@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ... import codecs
-from ...calls import is_number
+from ...core.calls import is_number
 from ...errors import TensorError
 from ..argument_checks import require
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ...calls import is_integer
+from ...core.calls import is_integer
 from ..argument_checks import require
 
 Freeze = int | Literal["stable"]

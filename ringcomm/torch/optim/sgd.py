@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from typing_extensions import Unpack
 
-from ...calls import is_number
 from ...codecs import Compression
 from ...communicator import Communicator
+from ...core.calls import is_number
 from ..argument_checks import require, takes
 from .checks import at_least, codec_name
 from .rule import Exchange, Rule

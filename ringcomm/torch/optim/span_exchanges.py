@@ -14,8 +14,8 @@ import torch
 
 from ... import codecs
 from ...communicator import Communicator
+from ...core.work import Work
 from ...feedback import ErrorFeedback, FeedbackStore
-from ...work import Work
 from ..buckets import Feedback, average
 from ..tensors import all_finite
 from .rule import Exchange, Rule

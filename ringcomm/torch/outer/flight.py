@@ -23,8 +23,8 @@ from collections.abc import Sequence
 import torch
 
 from ...communicator import Communicator
+from ...core.work import Work
 from ...errors import RingcommError
-from ...work import Work
 from ..tensors import tiles
 from .blocks import Block, Scratch
 from .header import Header, Headers

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...communicator import Communicator
-from ...work import Work
+from ...core.work import Work
 
 _LAYOUT = struct.Struct("<4?4x16s")  # the fields of a Header, in their order
 

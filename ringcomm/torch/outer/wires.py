@@ -16,9 +16,9 @@ import torch
 
 from ...codecs import BLOCK, Codec, Compression, parse
 from ...communicator import Communicator
+from ...core.work import Work
 from ...errors import ConfigError
 from ...feedback import ErrorFeedback, FeedbackStore
-from ...work import Work
 
 
 class Sent(Protocol):

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...chunks import Entries, Floats, put
+from ...core.chunks import Entries, Floats, put
 from ...sparse import SparseExchange
 from ..optim.span import IndexedParameter, Mark, places_of
 

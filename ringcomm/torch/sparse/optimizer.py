@@ -22,8 +22,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ...chunks import take
 from ...communicator import Communicator
+from ...core.chunks import take
 from ...errors import ConfigError, naming
 from ...exact import is_exact, is_own
 from ...sparse import SparseExchange

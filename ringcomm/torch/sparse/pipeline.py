@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from ...chunks import Entries
+from ...core.chunks import Entries
+from ...core.work import Work
 from ...errors import ConfigError
 from ...sparse import SparseRound
-from ...work import Work
 from ..optim.step_agreement import fingerprint, require_equal
 from ..worker import Worker
 from .bucket import Bucket

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ...chunks import AdamStep, SgdStep, adam, sgd
+from ...core.chunks import AdamStep, SgdStep, adam, sgd
 from ..argument_checks import require
 from ..optim.checks import at_least, require_adam
 from .bucket import States, in_lines

@@ -2,7 +2,6 @@
 
 Invariants: one engine per process and kernel set, made with the first communicator and freed with
 the last. After a fork the child calls rc_engine_after_fork at once, so it holds no connection open.
-This and work.py and communicator.py are the only modules that call into the extension.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .callback_threads import CallbackThreads
-from .errors import (
+from ..errors import (
     AbortedError,
     CommTimeoutError,
     ConfigError,
@@ -29,6 +27,7 @@ from .errors import (
     ProtocolError,
     RingcommError,
 )
+from .callback_threads import CallbackThreads
 
 
 def _why_no_core(error: ImportError, package: Path) -> str:
@@ -47,10 +46,10 @@ def _why_no_core(error: ImportError, package: Path) -> str:
 
 
 try:
-    from ._core import ffi as ffi
-    from ._core import lib as lib
+    from .._core import ffi as ffi
+    from .._core import lib as lib
 except ImportError as error:
-    raise ImportError(_why_no_core(error, Path(__file__).resolve().parent)) from None
+    raise ImportError(_why_no_core(error, Path(__file__).resolve().parents[1])) from None
 
 OK, AGAIN = 0, 1
 CALLBACK_THREAD = "ringcomm-done"

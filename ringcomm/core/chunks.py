@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ._native import OK, error_class, ffi, lib, result_name
-from .buffers import View, view
-from .errors import ConfigError, ProtocolError, TensorError
+from ..errors import ConfigError, ProtocolError, TensorError
+from .faces import host_view
+from .native import OK, error_class, ffi, lib, result_name
+from .views import View
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -301,7 +302,7 @@ def take(entries: Entries, dense: Floats) -> None:
 
 def put(entries: Entries, kernel_set: str, dense: Any) -> None:
     """Writes the blocks' values into a float32 or bfloat16 tensor in host memory."""
-    seen = view(dense, writable=True)
+    seen = host_view(dense, writable=True)
     dtype = {"f32": lib.RC_F32, "bf16": lib.RC_BF16}[seen.dtype]
     _check(
         lib.rc_sparse_put(
@@ -318,7 +319,7 @@ def put(entries: Entries, kernel_set: str, dense: Any) -> None:
 
 def as_view(tensor: Any, count: int, *, writable: bool) -> View:
     """Makes a View of a float32 tensor in host memory with count elements. Raises TensorError."""
-    seen = view(tensor, writable=writable)
+    seen = host_view(tensor, writable=writable)
     if seen.dtype != "f32" or seen.count != count:
         raise TensorError(
             f"it is {seen.dtype}[{seen.count}]; a sparse exchange of {count} elements takes "

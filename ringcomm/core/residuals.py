@@ -23,9 +23,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ._native import OK, ffi, lib
-from .buffers import full_name
-from .errors import ConfigError, RingcommError, TensorError
+from ..errors import ConfigError, RingcommError, TensorError
+from .native import OK, ffi, lib
+from .views import full_name
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 

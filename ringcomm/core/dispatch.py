@@ -21,19 +21,17 @@ the communicator.
 from __future__ import annotations
 
 import logging
-import sys
 import threading
+import time
 from collections.abc import Callable
 from itertools import islice
 from threading import get_ident
 from typing import Any
 
-import numpy as np
-
+from ..bootstrap.mesh import Mesh
+from ..config import Config
+from ..errors import ConfigError, NotInitializedError, RingcommError, TensorError
 from . import callback_threads
-from ._native import OK, acquire_engine, error_class, ffi, lib, text
-from .bootstrap.mesh import Mesh
-from .buffers import View
 from .calls import (
     Feedback,
     Prepared,
@@ -43,89 +41,30 @@ from .calls import (
     number_of_caller,
     require_rank,
 )
-from .config import Config
-from .devices import DeviceView, common_device, view
-from .errors import ConfigError, NotInitializedError, RingcommError, TensorError
+from .counters import count_works
+from .faces import view
+from .native import AGAIN, OK, acquire_engine, error_class, ffi, lib, release_engine, text
 from .pipe import DeviceWork, Pipe
 from .residuals import Residuals
 from .timeline import Timeline
+from .views import PLAIN, DeviceView, Memory, Plain, View, common_device, plain_memory
 from .work import SLICE_MS, Held, Work, write_back
 
 _log = logging.getLogger("ringcomm")
 _UNWAITED = 64  # works in flight, some maybe finished, from which on all are checked
+_LOOK_S = 1e-4
 _OLDEST = 2  # works checked with each call: more than it adds
 
 _VOID = ffi.typeof("void *")
-_cast, _from_buffer, _buffer = ffi.cast, ffi.from_buffer, ffi.buffer
+_cast = ffi.cast
 _SLOT = ffi.typeof("rc_work **")
 _BARRIER = lib.RC_BARRIER
-
-Plain = tuple[Any, Any, int, Any]
-"""Memory of a tensor: dtype object, pointer, count of elements, and the object that keeps it."""
 
 _NO_MEMORY: Plain = (None, ffi.NULL, 0, None)
 
 
-def plain_memory(obj: Any) -> Plain | None:
-    """Finds the memory of the commonest tensors: of numpy's or torch's own class, dense, on the
-    CPU, and writable.
-
-    Returns:
-        Its dtype object (of any dtype), a pointer to its memory, its count of elements, and the
-        object that keeps that memory valid: for torch the storage, as ``tensor.data = other``
-        gives the tensor another one. None for any other object.
-    """
-    kind = type(obj)
-    if kind is np.ndarray:
-        if not obj.flags.carray:
-            return None
-        try:
-            address = _from_buffer(obj)  # it keeps the array alive
-        except (TypeError, ValueError, BufferError):  # a dtype that the buffer protocol lacks
-            return None
-        return obj.dtype, address, obj.size, address
-    torch: Any = sys.modules.get("torch")
-    if kind is not getattr(torch, "Tensor", None):  # missing while torch is being imported
-        return None
-    strided = obj.is_cpu and obj.layout is torch.strided and not obj.is_nested
-    if not strided or not obj.is_contiguous() or obj.is_neg():
-        return None
-    if obj.requires_grad and torch.is_grad_enabled():  # a View checks autograd
-        return None
-    return obj.dtype, _cast(_VOID, obj.data_ptr()), obj.numel(), obj.untyped_storage()
-
-
-class Memory:
-    """The whole memory of a plain tensor, held for a Work.
-
-    Args:
-        keep: object that plain_memory returned last: a storage of torch, or a buffer of cffi.
-    """
-
-    __slots__ = ("_base", "_keep")
-
-    def __init__(self, keep: Any) -> None:
-        self._keep = keep
-        self._base = self._start()
-
-    def _start(self) -> int:
-        keep = self._keep
-        return int(keep.data_ptr() if hasattr(keep, "data_ptr") else _cast("uintptr_t", keep))
-
-    def finish(self) -> None:
-        """Raises ValueError if the storage was moved while the core wrote to its old memory."""
-        if self._start() != self._base:
-            raise ValueError("its storage was resized in flight")
-
-    def overlaps(self, start: int, stop: int) -> bool:
-        """True if any of it lies from address start to stop."""
-        keep = self._keep
-        nbytes = keep.nbytes() if hasattr(keep, "nbytes") else len(_buffer(keep))
-        return start < self._base + nbytes and self._base < stop
-
-
 def _held(kept: Any) -> tuple[Held, ...]:
-    """Returns the holders of the memory of a call: Views, or what plain_memory returned last."""
+    """Returns the holders of the memory of a call: Views, or what keeps a plain tensor's memory."""
     if kept is None:
         return ()
     return kept if type(kept) is tuple else (Memory(kept),)
@@ -201,7 +140,11 @@ class Dispatcher:
             TensorError, ConfigError: as run_collective does.
             RingcommError: the collective failed; the class tells how.
         """
-        memory = _NO_MEMORY if collective == _BARRIER else plain_memory(tensor)
+        if collective == _BARRIER:
+            memory: Plain | None = _NO_MEMORY
+        else:  # what plain_memory does, without its call
+            find = PLAIN.get(type(tensor))
+            memory = None if find is None else find(tensor)
         if memory is None or type(root) is not int or self.engine.forked or self.is_timed:
             return False  # True and 1.0 are equal to 1
         dtype, address, count, keep = memory
@@ -486,3 +429,59 @@ class Dispatcher:
             for work in self.works_in_flight():
                 work.done()
             self._reap_all_at = 2 * len(in_flight) + _UNWAITED
+
+    # ---- the handle's end ----
+
+    def completed(self) -> int:
+        """Returns the number of completed works; 0 if the communicator is closed."""
+        with self._lock:
+            return 0 if self._handle is None or self.is_inherited else count_works(self._handle)
+
+    def failure(self) -> RingcommError | None:
+        """Returns the error that every later call will raise, e.g. a lost peer; None while the
+        communicator works."""
+        error = ffi.new("rc_error *")
+        with self._lock:
+            self._require_open()
+            lib.rc_comm_error(self._handle, error)
+        if error.code == OK:
+            return None
+        rank = None if error.rank < 0 else int(error.rank)
+        message = text(error.message)
+        return error_class(error.code)(message, rank=rank, host=self.host_of(rank))
+
+    def abort(self, reason: str = "abort() was called") -> None:
+        """Fails all present and later collectives, here and on every other rank, at once."""
+        self._require_open()
+        with self._lock:
+            self._require_open()
+            lib.rc_comm_abort(self._handle, str(reason).encode("utf-8", "replace")[:300])
+
+    def _take_handle(self) -> Any:
+        """Takes the handle from all later calls; None where there is none, or in a forked child."""
+        if self.engine.forked:
+            return None
+        with self._lock:
+            handle, self._handle = self._handle, None
+        return handle
+
+    def _leave_and_free(self, handle: Any, within: float) -> None:
+        """Says goodbye to the other ranks within these seconds, ends all works, and frees the
+        handle."""
+        deadline = time.monotonic() + within
+        left_ms = max(1.0, 1000 * within)
+        try:  # in slices, so that signal handlers run between them
+            while lib.rc_comm_leave(handle, int(min(left_ms, SLICE_MS))) == AGAIN and left_ms > 0:
+                left_ms = max(0.0, (deadline - time.monotonic()) * 1000)
+        finally:
+            lib.rc_comm_close(handle, 0)
+            if self._pipe is not None:
+                self._pipe.stop()
+            for work in self.works_in_flight():
+                work.done()
+            while {thread for thread, _ in self._calls_in_core.values()} - {get_ident()}:
+                time.sleep(_LOOK_S)  # until their calls return; their works are over
+            lib.rc_comm_free(handle)
+            release_engine(self.config.kernel_set)
+            if self._timeline is not None:
+                self._timeline.close()

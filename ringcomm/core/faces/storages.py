@@ -11,24 +11,16 @@ Where it is detected afterwards, the collective raises TensorError.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from .errors import TensorError
+from ...errors import TensorError
 
 _TO_SHARED = ("_share_fd_cpu_", "_share_filename_cpu_")
 #: Names the collective in flight that uses memory from one address to another; "" if there is none.
 #: Set by communicator.py.
 user_of: Callable[[int, int], str] = lambda start, stop: ""  # noqa: E731
 _guarded: list[Any] = []  # holds the module torch once it is guarded
-
-
-def torch_of_caller() -> Any:
-    """Returns the module torch; None if the program has not imported it, or another thread is
-    importing it: then nobody holds a torch tensor."""
-    torch = sys.modules.get("torch")
-    return torch if hasattr(torch, "Tensor") else None
 
 
 def guard(torch: Any) -> None:

@@ -32,7 +32,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from .errors import ConfigError
+from ..errors import ConfigError
 from .work import Work
 
 MOST_BYTES = 256 << 20

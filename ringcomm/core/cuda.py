@@ -18,8 +18,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from ._native import OK, error_class, ffi, lib, text
-from .errors import ConfigError, DeviceError, TensorError
+from ..errors import ConfigError, DeviceError, TensorError
+from .native import OK, error_class, ffi, lib, text
 
 LIBRARY = "libcuda.so.1"
 

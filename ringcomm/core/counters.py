@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypedDict, cast
 
-from ._native import ffi, lib
-from .bootstrap.mesh import RailInfo
+from ..bootstrap.mesh import RailInfo
+from .native import ffi, lib
 
 
 class LaneStats(TypedDict):

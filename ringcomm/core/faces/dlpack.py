@@ -1,4 +1,4 @@
-"""Reads DLPack's description of a tensor on a GPU from its capsule.
+"""Face of DLPack, for objects on a GPU that describe themselves in no other way.
 
 Invariants: a capsule is read and not consumed: its own destructor frees the memory, so
 keeping the capsule keeps the memory. If no version was asked for, it holds a DLManagedTensor.
@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import ctypes
 from typing import Any, NamedTuple
+
+from ...errors import TensorError
+from .. import cuda
+from ..views import LEGACY_STREAM, NUMPY_NAMES, DeviceView, class_name, is_dense, unsupported
+from .cupy import maker
 
 _GPU = (2, 13)  # kDLCUDA, kDLCUDAManaged
 #: DLDataTypeCode -> numpy's name without the bits
@@ -46,11 +51,11 @@ _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char
 )
 
 
-def names_gpu(obj: Any) -> bool:
-    """True if an object says by DLPack that it lies on a GPU."""
-    if not hasattr(obj, "__dlpack__") or not hasattr(obj, "__dlpack_device__"):
+def takes(obj: Any) -> bool:
+    """True for an object that says by DLPack alone that it lies on a GPU."""
+    if hasattr(obj, "__array_interface__") or not hasattr(obj, "__dlpack__"):
         return False
-    return int(obj.__dlpack_device__()[0]) in _GPU
+    return hasattr(obj, "__dlpack_device__") and int(obj.__dlpack_device__()[0]) in _GPU
 
 
 def read_capsule(capsule: Any) -> Found:
@@ -65,4 +70,36 @@ def read_capsule(capsule: Any) -> Found:
         dtype,
         tuple(tensor.shape[: tensor.ndim]),
         tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None,
+    )
+
+
+def view(obj: Any, _writable: bool) -> DeviceView:
+    """Makes a DeviceView of it; core.faces.view documents it. DLPack has no read-only flag, and
+    producers export no such tensors."""
+    try:  # DLPack has no stream 0
+        capsule = obj.__dlpack__(stream=cuda.chosen_stream() or LEGACY_STREAM)
+        found = read_capsule(capsule)
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        raise TensorError(
+            f"{class_name(obj)} lies on a GPU, and does not give its memory by DLPack; give a "
+            f"copy, or a tensor of torch or CuPy ({error})"
+        ) from None
+    dtype = NUMPY_NAMES.get(found.dtype)
+    if dtype is None:
+        raise unsupported(found.dtype)
+    if not is_dense(found.shape, found.strides, 1):
+        raise TensorError(f"{class_name(obj)} is not contiguous; pass a contiguous copy")
+    device = -1
+    if 0 not in found.shape:
+        cuda.require()
+        device = cuda.ordinal_of(found.address)
+    return DeviceView(
+        obj,
+        (obj, capsule),
+        found.address,
+        dtype,
+        found.shape,
+        device,
+        lambda: LEGACY_STREAM,
+        maker(obj, device),
     )

@@ -17,17 +17,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from ..bootstrap.mesh import RailInfo
+from ..errors import CommTimeoutError, ConfigError, RingcommError, TensorError
 from . import callback_threads
-from ._native import AGAIN, OK, Engine, error_class, ffi, lib, text
-from .bootstrap.mesh import RailInfo
 from .calls import is_number
-from .errors import CommTimeoutError, ConfigError, RingcommError, TensorError
+from .native import AGAIN, OK, Engine, error_class, ffi, lib, text
 
 SLICE_MS = 100
 
 
 class Held(Protocol):
-    """Holder of memory that the core borrows: a View, or a Memory of dispatch.py."""
+    """Holder of memory that the core borrows: a View, or a Memory of views.py."""
 
     @property
     def finish(self) -> Callable[[], None] | None:

@@ -11,11 +11,11 @@ from typing import Any, Literal, TypeGuard
 
 import numpy as np
 
-from ._native import ffi, lib, text
-from .buffers import DTYPES, full_name
-from .codecs import Codec, parse
-from .errors import ConfigError, TensorError, did_you_mean, named
+from ..codecs import Codec, parse
+from ..errors import ConfigError, TensorError, did_you_mean, named
+from .native import ffi, lib, text
 from .residuals import Residuals
+from .views import DTYPES, full_name
 
 Op = Literal["sum", "avg", "min", "max", "prod"]
 

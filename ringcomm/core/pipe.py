@@ -21,12 +21,11 @@ from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any
 
+from ..errors import RingcommError, TensorError
 from . import cuda
-from ._native import AGAIN, OK, error_class, ffi, lib, text
-from .buffers import View
 from .callback_threads import CallbackThreads
-from .devices import DeviceView, PackedView, streams_of
-from .errors import RingcommError, TensorError
+from .native import AGAIN, OK, error_class, ffi, lib, text
+from .views import DeviceView, PackedView, View, streams_of
 from .work import SLICE_MS, Owner, Work
 
 CALLBACK_THREAD = "ringcomm-gpu"
@@ -268,7 +267,7 @@ def _images() -> list[bytes]:
     """Returns the kernels that pack tensors on the GPU: machine code, if the build had an nvcc and
     the usual driver is used, which may still be too old for it or have another GPU; and last PTX,
     which any driver compiles."""
-    folder = resources.files(__package__)
+    folder = resources.files("ringcomm")
     ptx, digest = _ptx()
     code = folder.joinpath(f"kernels-{digest}.fatbin")
     own = cuda.library() == cuda.LIBRARY.encode() and code.is_file()
@@ -278,7 +277,7 @@ def _images() -> list[bytes]:
 @functools.cache
 def _ptx() -> tuple[bytes, str]:
     """Returns the PTX text and its digest, by which setup.py names the machine code."""
-    ptx = resources.files(__package__).joinpath("kernels.ptx").read_bytes()
+    ptx = resources.files("ringcomm").joinpath("kernels.ptx").read_bytes()
     return ptx, hashlib.sha256(ptx).hexdigest()[:16]
 
 

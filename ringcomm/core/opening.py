@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from . import _native
-from ._native import OK, error_class, ffi, lib
-from .bootstrap.mesh import Mesh
-from .config import ALGORITHMS, Config
+from ..bootstrap.mesh import Mesh
+from ..config import ALGORITHMS, Config
+from . import native
+from .native import OK, error_class, ffi, lib
 
 _SPIN_US = 50  # two scheduler delays, which a spin saves
 _OVERSUBSCRIBED_SPIN_US = 500  # several turns of the other ranks on the same core
@@ -75,4 +75,4 @@ def choose_threads(mesh: Mesh, cores: int) -> int:
 def check(result: int, what: str) -> None:
     """Raises the error of an rc_result other than RC_OK."""
     if result != OK:
-        raise error_class(result)(f"cannot {what} the communicator: {_native.result_name(result)}")
+        raise error_class(result)(f"cannot {what} the communicator: {native.result_name(result)}")

@@ -1,0 +1,310 @@
+"""Views: the memory of tensors as calls of the core take it, whatever library they are of.
+
+    View          memory of the host
+    DeviceView    memory of a GPU, and the stream that its library works on
+    PackedView    several tensors of a GPU as one
+    Memory        the whole memory of a plain tensor, for which a View would take too long
+
+The package ``faces`` makes them, a module for each kind of library.
+
+Invariants: a View keeps its object alive, and the memory it names does not move. An object whose
+elements do not lie densely in row-major order is gathered into a copy, which ``finish`` scatters
+back. Nothing is written to an object that says it is read-only. A DeviceView never touches its
+elements, as only the GPU's streams may. A tensor of a GPU that is not contiguous and receives a
+result is refused: a copy back would have to follow the result on every stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import TensorError
+from . import cuda
+from .native import ffi
+
+#: dtype name -> number in the C header (rc_dtype)
+DTYPES = {"f16": 0, "bf16": 1, "f32": 2, "f64": 3, "i8": 4, "u8": 5, "i32": 6, "i64": 7}
+#: dtype name -> bytes of an element
+ITEM_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i8": 1, "u8": 1, "i32": 4, "i64": 8}
+#: name in numpy and torch -> dtype name
+NUMPY_NAMES = {
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "float64": "f64",
+    "int8": "i8",
+    "uint8": "u8",
+    "int32": "i32",
+    "int64": "i64",
+}
+SUPPORTED = "float16, bfloat16, float32, float64, int8, uint8, int32 and int64"
+
+
+def full_name(dtype: str) -> str:
+    """Returns numpy's and torch's name of a dtype in DTYPES."""
+    return next(name for name, short in NUMPY_NAMES.items() if short == dtype)
+
+
+def unsupported(dtype: str) -> TensorError:
+    """Makes the error for a tensor of this dtype, as its library names it."""
+    convert = "convert it"
+    if "bool" in dtype:
+        convert = "view it as uint8 (with max for any, and min for all)"
+    elif "complex" in dtype:
+        convert = "view it as real numbers, two for each"
+    elif "endian" in dtype:
+        convert = "convert it to the machine's byte order"
+    return TensorError(f"dtype {dtype} is not supported; {convert}, or use {SUPPORTED}")
+
+
+def class_name(obj: Any) -> str:
+    """Returns the name of an object's class, with its module, for messages."""
+    return f"{type(obj).__module__}.{type(obj).__qualname__}"
+
+
+class View:
+    """Memory, dtype and shape of a tensor, as the core takes them.
+
+    Attributes:
+        owner: the caller's object, returned as the result of in-place calls.
+        address: address of the first element; 0 if there are none.
+        count: number of elements.
+        dtype: a name of DTYPES.
+        shape: shape of the caller's object.
+        finish: call once after the collective: scatters a gathered copy back. Raises ValueError if
+            that fails, or if the memory was given up meanwhile.
+        is_copy: True if the result is in the object only after ``finish``.
+    """
+
+    __slots__ = (
+        "_keep",
+        "_make",
+        "address",
+        "count",
+        "dtype",
+        "finish",
+        "is_copy",
+        "owner",
+        "shape",
+    )
+
+    def __init__(
+        self,
+        owner: Any,
+        keep: Any,
+        address: int,
+        dtype: str,
+        shape: Sequence[int],
+        count: int,
+        make: Callable[[tuple[int, ...]], Any],
+        finish: Callable[[], None] | None = None,
+        is_copy: bool = False,
+    ) -> None:
+        self.owner = owner
+        self.shape = tuple(shape)
+        self.count = count
+        self.address = address if count else 0
+        self.dtype = dtype
+        self.finish = finish
+        self.is_copy = is_copy
+        self._keep = keep
+        self._make = make
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of all elements."""
+        return self.count * ITEM_BYTES[self.dtype]
+
+    def overlaps(self, start: int, stop: int) -> bool:
+        """True if any memory that the call or ``finish`` uses lies from address start to stop."""
+        if start < self.address + self.nbytes and self.address < stop:
+            return True
+        return _overlaps(self._keep, start, stop)
+
+    def new(self, shape: tuple[int, ...]) -> Any:
+        """Makes an uninitialised tensor of the same library and dtype."""
+        return self._make(shape)
+
+
+def _overlaps(kept: Any, start: int, stop: int) -> bool:
+    if isinstance(kept, (tuple, list)):
+        return any(_overlaps(part, start, stop) for part in kept)
+    if isinstance(kept, View):
+        return kept.overlaps(start, stop)
+    if not hasattr(kept, "untyped_storage"):
+        return False
+    storage = kept.untyped_storage()
+    first = storage.data_ptr()
+    return bool(start < first + storage.nbytes() and first < stop)
+
+
+#: Stream of a tensor whose library names none: the legacy default stream, which waits for all
+#: others.
+LEGACY_STREAM = 1
+
+
+class DeviceView(View):
+    """View of a tensor on a GPU; ``address`` is a device address.
+
+    Attributes:
+        device: the GPU's number; -1 for a tensor without elements.
+    """
+
+    __slots__ = ("_current", "device")
+
+    def __init__(
+        self,
+        owner: Any,
+        keep: Any,
+        address: int,
+        dtype: str,
+        shape: Sequence[int],
+        device: int,
+        current: Callable[[], int],
+        make: Callable[[tuple[int, ...]], Any],
+    ) -> None:
+        count = 1
+        for size in shape:
+            count *= size
+        super().__init__(owner, keep, address, dtype, shape, count, make)
+        self.device = device
+        self._current = current
+
+    @property
+    def stream(self) -> int:
+        """Handle of the stream that this thread's calls follow now: that of ``cuda.stream``, or
+        the current one of the tensor's library; cuda.NO_STREAM if there is nothing to wait for."""
+        chosen = cuda.chosen_stream()
+        return self._current() if chosen is None else chosen
+
+    @property
+    def streams(self) -> list[int]:
+        """Streams of all tensors that this view stands for."""
+        return [self.stream]
+
+
+class PackedView(DeviceView):
+    """View of several GPU tensors as one: each at a multiple of ``align`` elements, zeros between.
+
+    Attributes:
+        pieces: (byte offset, tensor), in order.
+    """
+
+    __slots__ = ("pieces",)
+
+    def __init__(self, parts: Sequence[DeviceView], align: int) -> None:
+        item = ITEM_BYTES[parts[0].dtype]
+        self.pieces: list[tuple[int, DeviceView]] = []
+        total = 0
+        for part in parts:
+            self.pieces.append((total * item, part))
+            total += -(-part.count // align) * align
+        some = next((part for part in parts if part.count), parts[0])
+        super().__init__(
+            [part.owner for part in parts],
+            parts,
+            0,
+            some.dtype,
+            (total,),
+            some.device,
+            some._current,
+            some.new,
+        )
+
+    @property
+    def streams(self) -> list[int]:
+        return [part.stream for _, part in self.pieces]
+
+
+def common_device(views: Sequence[View]) -> DeviceView | None:
+    """Returns the first view with elements if all views lie on one GPU; None if all lie on the
+    host. Raises TensorError for a mixture."""
+    found = [view for view in views if isinstance(view, DeviceView)]
+    if not found:
+        return None
+    if len(found) < len(views):
+        raise TensorError("one tensor of the call lies on a GPU and another in host memory")
+    devices = sorted({view.device for view in found if view.count})
+    if len(devices) > 1:
+        raise TensorError(f"the call's tensors lie on GPUs {devices}; all must be on one")
+    return next((view for view in found if view.count), found[0])
+
+
+def streams_of(views: Sequence[View]) -> list[int]:
+    """Returns the streams, each once, that a call on these views follows now: a single one, unless
+    the tensors are of several libraries, or an array names its own."""
+    found = [view.streams for view in views if isinstance(view, DeviceView) and view.count]
+    return list(dict.fromkeys(stream for streams in found for stream in streams))
+
+
+# ---- how elements lie ----
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int] | None, item: int) -> bool:
+    """True if elements, item units apart, lie densely in row-major order; None: they do."""
+    step = item
+    for size, stride in zip(reversed(shape), reversed(strides or ()), strict=False):
+        if size > 1 and stride != step:
+            return 0 in shape
+        step *= size
+    return True
+
+
+def shares_memory(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
+    """True if elements may share memory, so that results cannot be written to them."""
+    reach = item
+    for stride, size in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        if stride < reach:
+            return 0 not in shape
+        reach += stride * (size - 1)
+    return False
+
+
+SHARED = "elements of the tensor share memory, so it cannot be written to; pass a copy"
+
+
+# ---- plain tensors ----
+
+Plain = tuple[Any, Any, int, Any]
+"""Memory of a tensor: its library's dtype object (of any dtype), pointer, count of elements, and
+the object that keeps the memory valid."""
+
+#: By exact class: finds the memory of a tensor that is dense, in host memory and writable, as the
+#: commonest are; None for any other. Each face adds its own.
+PLAIN: dict[type, Callable[[Any], Plain | None]] = {}
+
+
+def plain_memory(obj: Any) -> Plain | None:
+    """Finds the memory of a plain tensor; None for any other object."""
+    find = PLAIN.get(type(obj))
+    return None if find is None else find(obj)
+
+
+class Memory:
+    """Whole memory of a plain tensor, held for a Work.
+
+    Args:
+        keep: what a function of PLAIN returned last: a storage of torch, or a buffer of cffi.
+    """
+
+    __slots__ = ("_base", "_keep")
+
+    def __init__(self, keep: Any) -> None:
+        self._keep = keep
+        self._base = self._start()
+
+    def _start(self) -> int:
+        keep = self._keep
+        return int(keep.data_ptr() if hasattr(keep, "data_ptr") else ffi.cast("uintptr_t", keep))
+
+    def finish(self) -> None:
+        """Raises ValueError if the storage was moved while the core wrote to its old memory."""
+        if self._start() != self._base:
+            raise ValueError("its storage was resized in flight")
+
+    def overlaps(self, start: int, stop: int) -> bool:
+        """True if any of it lies from address start to stop."""
+        keep = self._keep
+        nbytes = keep.nbytes() if hasattr(keep, "nbytes") else len(ffi.buffer(keep))
+        return start < self._base + nbytes and self._base < stop
