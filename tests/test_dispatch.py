@@ -24,6 +24,7 @@ from ringcomm import (
     NotInitializedError,
     TensorError,
 )
+from ringcomm.core.faces import view
 from ringcomm.core.native import lib
 from ringcomm.core.views import plain_memory
 
@@ -49,6 +50,7 @@ def made(expression: str) -> Any:
     names = {"np": np, "_read_only": _read_only}
     if expression.startswith("torch."):
         names["torch"] = importlib.import_module("torch")
+        view(names["torch"].ones(1), writable=True)  # from the first View on they may be plain
     return eval(expression, names)
 
 

@@ -157,7 +157,7 @@ class Dispatcher:
         return self._run_now(prepared, prepared.call, count, address, address, keep, tensor)
 
     def submit_in_place(
-        self, tensor: Any, collective: int, op: str, compression: str | None
+        self, tensor: Any, collective: int, op: str, compression: str | None, root: int = 0
     ) -> Work | None:
         """Submits a collective that reads and writes a plain tensor; returns None for any other
         tensor. Raises as run_collective does."""
@@ -166,7 +166,7 @@ class Dispatcher:
             return None
         self._require_open()
         dtype, address, count, keep = memory
-        prepared = self._prepare(tensor, dtype, collective, op, compression, 0)
+        prepared = self._prepare(tensor, dtype, collective, op, compression, root)
         prepared.require_feedback(None)
         call = prepared.copy(count, address, address)
         call.waits = 0

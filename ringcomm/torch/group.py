@@ -57,7 +57,6 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         self._regroup = regroup
         self._name = self._desc = ""
         self._coalescing = None
-        self._quick_ops = {}
         self._undelivered = set()
         self._detailed = detail.is_on()
         self._checks_nan = detail.checks_nan()

@@ -15,7 +15,7 @@ import torch
 from ..core.calls import USERS_TAGS
 from ..core.native import lib
 from .submit import Call, Submitter, Tensors, one, root_of
-from .tensors import copy, joined, moved, packed, require_alike, unpack
+from .tensors import KNOWN, copy, joined, moved, packed, require_alike, unpack
 from .works import RingWork, together
 
 
@@ -26,6 +26,10 @@ class Moving(Submitter):
         """Broadcasts the root's tensor, in place."""
         tensor = one(tensors, "broadcast")
         root = root_of(opts)
+        if tensor.dtype in KNOWN:
+            work = self._in_place(lib.RC_BROADCAST, tensor, opts, root=root)
+            if work is not None:
+                return work
         here = self.comm.rank == root
         dst = moved(tensor, writable=not here, reads=here)
         return self._start(

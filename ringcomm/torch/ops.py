@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import TensorError
-from .tensors import require_dense
+from .tensors import KNOWN, require_dense
 
 _Kind: Any = dist.ReduceOp.RedOpType
 _CORE = {
@@ -84,6 +84,13 @@ def reduction(op: Any, tensor: torch.Tensor) -> Reduction:
     if kind not in _CORE or tensor.dtype == torch.bool:
         raise _no_such(kind, tensor)
     return Reduction(_CORE[kind])
+
+
+@functools.cache
+def core_op(kind: Any, dtype: torch.dtype) -> str | None:
+    """Returns the core's op for a kind of ReduceOp and a dtype if it reduces such tensors as they
+    are; else None."""
+    return _CORE.get(kind) if dtype in KNOWN else None
 
 
 def as_reduced(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,12 +14,10 @@ import torch.distributed as dist
 
 from ..core.native import lib
 from ..errors import TensorError, naming
-from .ops import Reduction, as_reduced, is_sum, reduction, takes_compression
+from .ops import Reduction, as_reduced, core_op, is_sum, reduction, takes_compression
 from .submit import Call, Submitter, one, root_of
-from .tensors import KNOWN, copy, joined, memory_of, moved, packed, require_alike
-from .works import RingWork, seconds_of, together
-
-_AllreduceOptions: Any = dist.AllreduceOptions
+from .tensors import copy, joined, memory_of, moved, packed, require_alike
+from .works import RingWork, together
 
 
 class Reducing(Submitter):
@@ -27,41 +25,19 @@ class Reducing(Submitter):
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> RingWork:
         """Reduces one tensor over all ranks, in place; a sparse one by gathering all."""
-        quick = self._allreduce_quickly(tensors, opts)
-        if quick is not None:
-            return quick
         tensor = one(tensors, "all_reduce")
         op = getattr(opts, "reduceOp", opts)
         op = dist.ReduceOp.SUM if op is None else op
+        known = core_op(getattr(op, "op", op), tensor.dtype)
+        if known is not None:
+            compression = self._compression(known, tensor)
+            work = self._in_place(lib.RC_ALLREDUCE, tensor, opts, known, compression)
+            if work is not None:
+                return work
         if tensor.layout == torch.sparse_coo:
             return self._allreduce_sparse(tensor, op)
         call, after = self._call(lib.RC_ALLREDUCE, op, tensor, tensor)
         return self._start("all_reduce", [call], [tensor], opts, after)
-
-    def _allreduce_quickly(self, tensors: Any, opts: Any) -> RingWork | None:
-        """Runs the commonest case by the shortest way; returns None for any other."""
-        if type(opts) is not _AllreduceOptions or len(tensors) != 1 or self._is_watched():
-            return None
-        tensor, key = tensors[0], (tensors[0].dtype, opts.reduceOp.op)
-        if key not in self._quick_ops:
-            self._quick_ops[key] = self._quick_op(tensor, opts.reduceOp)
-        known = self._quick_ops[key]
-        if known is None or seconds_of(opts.timeout) is not None:
-            return None
-        if getattr(opts, "asyncOp", True):
-            part = self.comm.submit_in_place(tensor, lib.RC_ALLREDUCE, *known)
-            return None if part is None else RingWork((part,), tensors)
-        if self.comm.run_in_place(tensor, lib.RC_ALLREDUCE, *known):
-            return RingWork.finished(tensors)
-        return None
-
-    def _quick_op(self, tensor: torch.Tensor, op: Any) -> tuple[str, str | None] | None:
-        if tensor.dtype not in KNOWN or tensor.layout != torch.strided:
-            return None
-        how = reduction(op, tensor)
-        if how.join is not None or how.factor is not None:
-            return None
-        return how.op, self._options.compression if takes_compression(how.op, tensor) else None
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> RingWork:
         """Reduces several tensors over all ranks, in place."""
@@ -163,7 +139,7 @@ class Reducing(Submitter):
         count = (src if dst is None else dst).numel()
         if how.factor is not None:
             src = src.detach() * how.factor
-        compresses = collective == lib.RC_ALLREDUCE and takes_compression(how.op, src)
+        compression = self._compression(how.op, src) if collective == lib.RC_ALLREDUCE else None
         source = memory_of(as_reduced(src), writable=src is dst)
         target = source
         if dst is None:
@@ -178,8 +154,12 @@ class Reducing(Submitter):
             count * per,
             how.op,
             root,
-            compression=self._options.compression if compresses else None,
+            compression=compression,
         )
+
+    def _compression(self, op: str, tensor: torch.Tensor) -> str | None:
+        """Returns the group's codec if it may compress this reduction."""
+        return self._options.compression if takes_compression(op, tensor) else None
 
     def _gathered(self, tensor: torch.Tensor) -> tuple[Call, torch.Tensor]:
         """Returns a call that gathers every rank's tensor, and the tensor it gathers into."""

@@ -94,7 +94,6 @@ class Submitter:
     _coalescing: list[RingWork] | None
     _detailed: bool
     _checks_nan: bool
-    _quick_ops: dict[Any, tuple[str, str | None] | None]
     _undelivered: set[RingWork]  # asynchronous works whose result is still to be copied
 
     def _start(
@@ -127,11 +126,30 @@ class Submitter:
 
         return profiling.recorded(name, submit) if profiling.is_on() else submit()
 
-    def _is_watched(self) -> bool:
-        """Returns whether a collective needs more than its submission: checks, a profiler's range,
-        coalescing."""
+    def _in_place(
+        self,
+        collective: int,
+        tensor: torch.Tensor,
+        opts: Any,
+        op: str = "sum",
+        compression: str | None = None,
+        root: int = 0,
+    ) -> RingWork | None:
+        """Submits a collective that reads and writes one plain tensor, without a View of it; waits
+        for it if the caller is going to.
+
+        Returns None, and has submitted nothing, for any other tensor, and where ``_start`` has more
+        to do: for checks, a profiler, coalescing or a timeout.
+        """
         watched = self._detailed or self._checks_nan or self._coalescing is not None
-        return watched or profiling.is_on()
+        if watched or profiling.is_on() or seconds_of(getattr(opts, "timeout", None)) is not None:
+            return None
+        if getattr(opts, "asyncOp", True):
+            part = self.comm.submit_in_place(tensor, collective, op, compression, root)
+            return None if part is None else RingWork((part,), [tensor])
+        if self.comm.run_in_place(tensor, collective, op, compression, root):
+            return RingWork.finished([tensor])
+        return None
 
     def _submit(
         self,
