@@ -4,11 +4,16 @@ groups, options, errors and ends."""
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import importlib.util
 import json
 import os
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -215,6 +220,56 @@ def test_under_torchrun(beside: Done) -> None:
     assert beside.code == 0, beside.output
     printed = [json.loads(line) for line in beside.output.splitlines() if line.startswith("{")]
     assert sorted((one["rank"], one["values"]) for one in printed) == [(0, [3.0]), (1, [3.0])]
+
+
+ENTRY_POINTS = "torch.distributed.backends"
+
+
+def test_the_entry_point_registers_once() -> None:
+    """By the lines of pyproject.toml, which older releases of torch do not read."""
+    text = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    section = text.split(f'[project.entry-points."{ENTRY_POINTS}"]')[1].split("\n[")[0]
+    found = re.search('^ringcomm = "(.*)"$', section, re.MULTILINE)
+    assert found is not None
+    code = (
+        "import sys, torch.distributed as dist; from importlib.metadata import EntryPoint\n"
+        "assert 'ringcomm' not in {*dist.Backend.backend_list, *sys.modules}\n"
+        f"register = EntryPoint('ringcomm', '{found[1]}', '{ENTRY_POINTS}').load()\n"
+        "register(), register()\n"
+        "print(dist.Backend.backend_list.count('ringcomm'), dist.Backend.RINGCOMM)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "1 ringcomm\n", done.stderr
+
+
+@pytest.mark.skipif(
+    not importlib.metadata.entry_points(group=ENTRY_POINTS, name="ringcomm"),
+    reason="ringcomm is not installed, or from before it had an entry point: pip install it",
+)
+@pytest.mark.skipif(before(2, 14), reason="backends are found by their names from PyTorch 2.14 on")
+def test_a_program_may_name_the_backend_alone(tmp_path: Path) -> None:
+    """And does not import ringcomm where it names another."""
+    (tmp_path / "program.py").write_text(
+        "import sys, torch, torch.distributed as dist\n"
+        "for backend in ('gloo', 'cpu:ringcomm', 'ringcomm'):\n"
+        "    dist.init_process_group(backend)\n"
+        "    assert ('ringcomm' in sys.modules) == ('ringcomm' in backend), backend\n"
+        "    x = torch.ones(3)\n"
+        "    dist.all_reduce(x)\n"
+        "    assert x.tolist() == [2.0, 2.0, 2.0]\n"
+        "    dist.destroy_process_group()\n"
+    )
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node=2", "program.py"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, **LOOPBACK},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_bad_input_is_refused(nursery: Nursery) -> None:

@@ -28,7 +28,9 @@ _PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 
 def register() -> None:
     """Registers "ringcomm" with ``init_process_group``, and makes the default group the
-    communicator of ringcomm's functions. Called by ``import ringcomm.torch``."""
+    communicator of ringcomm's functions. Called by ``import ringcomm.torch``, and from 2.14 on by
+    torch when a group asks for the name (pyproject.toml's entry point). A second call does
+    nothing."""
     set_fallback(world_comm)
     if not hasattr(dist.Backend, NAME.upper()):
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
