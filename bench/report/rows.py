@@ -119,10 +119,14 @@ def commit_of(top: Path) -> str:
 
 
 def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
+    """The processor by name, family and model: a cloud's machines of one name differ in these."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    pairs = [[word.strip() for word in line.split(":", 1)] for line in lines if ":" in line]
+    about = dict(reversed(pairs))  # of the first processor
+    if "model name" not in about:
+        return platform.machine()
+    numbers = ", ".join(f"{w} {about[w]}" for w in ("cpu family", "model") if w in about)
+    return f"{about['model name']} ({numbers})"
 
 
 def _version(package: str) -> str:
