@@ -1,4 +1,4 @@
-/* join.c - sums of payloads. See payload.h. */
+/* sums.c - sums of payloads. See payload.h. */
 #include "payload.h"
 
 #include <string.h>
