@@ -66,7 +66,7 @@ int sparse_select(const rc_sparse_format *format, const kernel_set *kernels, voi
                   uint8_t *wire, float *left, const float *residual, const float *delta,
                   float decay, uint64_t count);
 
-/* ---- join.c: sums unit by unit, and their copies into tensors ----
+/* ---- sums.c: sums unit by unit, and their copies into tensors ----
  *
  * Sums are made in f32, one payload after the other from the first on, whatever units they have in
  * common: so all ranks that have the same payloads get the same bits. A unit whose values are all

@@ -1,4 +1,4 @@
-/* test_sparse_join.c - the sum of payloads is that of what they say, in their order; and payloads
+/* test_sparse_sums.c - the sum of payloads is that of what they say, in their order; and payloads
  * that no rank makes are refused.
  */
 #include <math.h>
