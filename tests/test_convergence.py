@@ -173,6 +173,13 @@ def test_the_rate_is_tuned_first_and_lies_inside(tmp_path: Path) -> None:
     assert sorted(plan.finals("T1", "bf16")) == list(range(1, 9))
     assert plan.count()[:2] == (17, 17)
     assert plan.process_check("T1", "bf16") == "same bits"
+    process = next(run for run in plan.runs(bf16) if run.role == "process")
+    answer = rows.find(process.key)
+    assert answer is not None
+    rows.append({**answer, "weights": "others"})
+    assert plan.process_check("T1", "bf16") == "OTHER BITS"
+    rows.append({**answer, "weights": "others", "cpu": "another"})
+    assert plan.process_check("T1", "bf16") == "other processor"
 
 
 @pytest.mark.parametrize(("best", "tried"), [(1.25e-3, 5 + 1), (4e-2, 6), (1.0, 4 + 3)])

@@ -153,6 +153,10 @@ IMAGES: Mapping[str, tuple[str, str]] = {
         f"{STELLA}, 1/{part}, stale": (f"images-sparse-{part}", f"{STELLA}, 1/{part}, stale")
         for part in (100, 20, 8, 4)
     },
+    **{
+        f"{STELLA}, 1/{part}": (f"images-sparse-{part}-sync", f"{STELLA}, 1/{part}")
+        for part in (20, 8)
+    },
 }
 BASELINES = (FP32, HALF, POWERSGD, POWERSGD_LONG, FP32_MUON)
 _TRAINED_AS = {"none": "adamw", "bf16": "torch-fp16"}  # a codec's losses, by another name

@@ -267,14 +267,17 @@ class Plan:
         return found
 
     def process_check(self, setting: str, method: str) -> str:
-        """Whether the run over real processes had the same bits."""
+        """Whether the run over real processes had the same bits. torch's own kernels give others on
+        another processor."""
         finals = self.finals(setting, method)
         for run in self.runs(METHODS[method]):
             if run.role == "process" and run.setting == setting and run.seed in finals:
                 row = self.rows.find(run.key)
                 if row is not None:
-                    same = row["weights"] == finals[run.seed]["weights"]
-                    return "same bits" if same else "OTHER BITS"
+                    final = finals[run.seed]
+                    if row.get("cpu") != final.get("cpu"):
+                        return "other processor"
+                    return "same bits" if row["weights"] == final["weights"] else "OTHER BITS"
         return "-"
 
 
