@@ -4,8 +4,8 @@
     ringcomm.init()                                       # under torchrun, mpirun or srun
     ringcomm.allreduce(tensor, op="avg", compression="bf16")
 
-``__all__`` is the stable interface, which ``dir`` shows; so are those of ringcomm.membership and of
-ringcomm.torch, with its optim, outer and sparse. Everything else is internal. Within the package:
+``__all__`` is the stable interface, which ``dir`` shows; so are those of ringcomm.jax,
+ringcomm.membership and ringcomm.torch, with its optim, outer and sparse. All else is internal:
 
     core                    the road to the C core, for all that communicates
     errors, config, codecs  used everywhere

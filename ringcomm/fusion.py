@@ -75,39 +75,43 @@ def allreduce_many(
     feedback: Sequence[Residuals] | Literal[False] | None,
     async_op: bool,
     timeout: float | None,
+    out: Sequence[Any] | None = None,
 ) -> Any:
-    """Implements Communicator.allreduce_many."""
+    """Implements Communicator.allreduce_many. ``out``: tensors in host memory, one like each of
+    ``tensors``, that are given the results and returned; ``tensors`` are only read then."""
     given = list(tensors)
-    views = [view(tensor, writable=True) for tensor in given]
-    common_device(views)
-    _require_distinct(views)
+    results = given if out is None else list(out)
+    views = [view(tensor, writable=out is None) for tensor in given]
+    written = views if out is None else [view(tensor, writable=True) for tensor in results]
+    common_device([*views, *written])
+    _require_distinct(written)
     codec = parse(compression)
     for one in views:
         require_compressible(compression, one.dtype)
-    packed: Sequence[View]
+    pairs = list(zip(views, written, strict=True))
     each: Sequence[Feedback]
     if feedback is None or feedback is False:
         require_feedback(codec, feedback)
         align = BLOCK if codec.quantises else 1
-        packed = [_pack(batch, align) for batch in _batches(views)]
-        each = [feedback] * len(packed)
+        pairs = [_pack(batch, align) for batch in _batches(pairs)]
+        each = [feedback] * len(pairs)
     else:
-        packed, each = views, _require_one_each(codec, feedback, views)
+        each = _require_one_each(codec, feedback, views)
     works = [
         comm.run_collective(
             lib.RC_ALLREDUCE,
-            one,
-            one,
-            one.count,
+            src,
+            dst,
+            src.count,
             op=op,
             compression=compression,
             feedback=its,
             async_op=True,
             timeout=timeout,
         )
-        for one, its in zip(packed, each, strict=True)
+        for (src, dst), its in zip(pairs, each, strict=True)
     ]
-    together = Works(works, given)
+    together = Works(works, results)
     return together if async_op else together.wait()
 
 
@@ -166,54 +170,63 @@ def _require_distinct(views: Sequence[View]) -> None:
         end = one.address + one.nbytes
 
 
-def _batches(views: Sequence[View]) -> list[list[View]]:
-    """Divides views into batches to be reduced together, in order of each batch's first tensor."""
-    batches: list[list[View]] = []
-    filling: dict[str, tuple[list[View], int]] = {}
-    for one in views:
+Pair = tuple[View, View]
+"""Tensor that is read, and the one that is given the result: the same in place."""
+
+
+def _batches(pairs: Sequence[Pair]) -> list[list[Pair]]:
+    """Divides pairs into batches to be reduced together, in order of each batch's first tensor."""
+    batches: list[list[Pair]] = []
+    filling: dict[str, tuple[list[Pair], int]] = {}
+    for pair in pairs:
+        one = pair[0]
         if one.nbytes >= SMALL_BYTES:
-            batches.append([one])
+            batches.append([pair])
             continue
         batch, nbytes = filling.get(one.dtype, ([], MOST_BYTES))
         if nbytes + one.nbytes > MOST_BYTES:
             batch, nbytes = [], 0
             batches.append(batch)
-        batch.append(one)
+        batch.append(pair)
         filling[one.dtype] = batch, nbytes + one.nbytes
     return batches
 
 
-def _pack(batch: list[View], align: int) -> View:
+def _pack(batch: list[Pair], align: int) -> Pair:
     """Packs a batch into one tensor, whose ``finish`` copies the results back. Each part begins at
     a multiple of ``align`` elements, with zeros before it, so that no two share a codec's block."""
     if len(batch) == 1:
         return batch[0]
-    if isinstance(batch[0], DeviceView):
-        return PackedView([one for one in batch if isinstance(one, DeviceView)], align)
-    item = ITEM_BYTES[batch[0].dtype]
+    sources, targets = zip(*batch, strict=True)
+    if isinstance(sources[0], DeviceView):
+        whole = PackedView([one for one in targets if isinstance(one, DeviceView)], align)
+        return whole, whole
+    dtype = sources[0].dtype
+    item = ITEM_BYTES[dtype]
     step = align * item
     offsets, total = [], 0
-    for one in batch:
+    for one in sources:
         offsets.append(total)
         total += -(-one.nbytes // step) * step
     buffer = np.zeros(total, np.uint8)
     base = ffi.cast("char *", buffer.__array_interface__["data"][0])
-    for one, offset in zip(batch, offsets, strict=True):
+    for one, offset in zip(sources, offsets, strict=True):
         ffi.memmove(base + offset, ffi.cast("char *", one.address), one.nbytes)
 
     def unpack() -> None:
-        for one, offset in zip(batch, offsets, strict=True):
+        for one, offset in zip(targets, offsets, strict=True):
             ffi.memmove(ffi.cast("char *", one.address), base + offset, one.nbytes)
             if one.finish is not None:
                 one.finish()
 
-    return View(
-        batch,
-        (buffer, batch),
+    packed = View(
+        targets,
+        (buffer, targets),
         buffer.__array_interface__["data"][0],
-        batch[0].dtype,
+        dtype,
         (total // item,),
         total // item,
-        batch[0].new,
+        targets[0].new,
         unpack,
     )
+    return packed, packed

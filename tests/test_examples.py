@@ -189,7 +189,7 @@ def test_the_sbatch_script_starts_ranks_that_find_each_other(tmp_path: Path) -> 
 
 
 def test_each_is_short_numbered_and_in_the_table() -> None:
-    assert [path.name[:2] for path in EXAMPLES] == [f"{number:02}" for number in range(1, 13)]
+    assert [path.name[:2] for path in EXAMPLES] == [f"{number:02}" for number in range(1, 14)]
     table = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `(.+?)`", table, re.MULTILINE) == [path.name for path in EXAMPLES]
     for path in EXAMPLES:

@@ -13,7 +13,7 @@ from ranks import World
 from reference import Array
 from tensors import bits, elements
 
-from ringcomm import CommTimeoutError, Communicator, TensorError
+from ringcomm import CommTimeoutError, Communicator, TensorError, fusion
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -59,6 +59,24 @@ def test_sums_are_right_and_equal(n: int, wait: bool) -> None:
             assert (ours[0] == want.astype(np.int64).astype(np.int32)).all()
         else:
             np.testing.assert_allclose(ours[0], want, rtol=1e-4, atol=1e-3)
+
+
+def test_results_can_be_put_elsewhere() -> None:
+    """With the bits that they have in place; what is read may be read-only, and named twice."""
+
+    def body(comm: Communicator) -> None:
+        tensors = mixed(comm.rank)
+        tensors.append(tensors[0])
+        for tensor in tensors:
+            tensor.flags.writeable = False
+        expected = comm.allreduce_many([tensor.copy() for tensor in tensors], "avg")
+        out = [np.empty(tensor.shape, tensor.dtype) for tensor in tensors]
+        results = fusion.allreduce_many(comm, tensors, "avg", None, None, False, None, out=out)
+        assert all(ours is given for ours, given in zip(results, out, strict=True))
+        assert list(map(bits, out)) == list(map(bits, expected))
+
+    with World(3) as ranks:
+        ranks.run(body)
 
 
 def test_few_collectives() -> None:

@@ -6,7 +6,7 @@ most 800 lines, and a word on what it is at its head.
             < pipe
     Python  errors < config, codecs < bootstrap, adaptive < core < summary < fusion < collectives
             < communicator < membership < api < functions < exact < feedback, sparse < the package
-            itself < torch < tools, train < __main__
+            itself < jax, torch < tools, train < __main__
     core    callback_threads < native < cuda, counters, opening < views < faces, residuals
             < calls, chunks < work < pipe, timeline < dispatch
 
@@ -64,7 +64,7 @@ PYTHON_LAYERS = [
     {"exact"},
     {"feedback", "sparse"},
     {"ringcomm"},
-    {"torch"},
+    {"jax", "torch"},
     {"tools", "train"},
     {"__main__"},
 ]
@@ -101,8 +101,8 @@ PURE_HEADERS = {
     "string.h",
 }
 #: Libraries that the caller may bring, and that only these folders may import.
-CALLERS_LIBRARIES = {"torch", "mpi4py", "cupy"}
-MAY_IMPORT_THEM = {"torch", "train", "tools"}
+CALLERS_LIBRARIES = {"torch", "mpi4py", "cupy", "jax"}
+MAY_IMPORT_THEM = {"torch", "train", "tools", "jax"}
 
 
 def level(layers: list[set[str]], name: str) -> int:
