@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from readme import code
 from reference import Array
 
 import ringcomm.jax
@@ -218,6 +219,15 @@ def a_model_trains_as_one_process_does(comm: Communicator) -> None:
     assert abs(trained(ringcomm.jax.pmean, share) / alone - 1) < 1e-6
     in_bf16 = trained(lambda tree: ringcomm.jax.pmean(tree, compression="bf16"), share)
     assert 0 < abs(in_bf16 / alone - 1) < 1e-3
+
+
+def the_page_says_how(comm: Communicator) -> None:
+    """The step in docs/FRAMEWORKS.md, of a loss whose gradient is the batch, by whole numbers."""
+    names = {"loss": lambda model, batch: jnp.vdot(model, batch)}
+    exec(code("jax"), names)
+    batch = jnp.full(3, 10.0 * comm.rank, jnp.float32)
+    stepped = names["step"](jnp.zeros(3, jnp.float32), batch)
+    assert_bits(stepped, np.full(3, -0.1 * 5 * (comm.world_size - 1), np.float32))
 
 
 # ---- refusals ----

@@ -21,6 +21,7 @@ BLOCKS = {
         "on_fit_start": "self.trainer.model",
         "accelerate": "accelerator = Accelerator(",
         "transformers": "TrainingArguments(",
+        "jax": "import jax, ringcomm.jax",
     },
     "docs/GPU.md": {"gpu": "with ringcomm.cuda.stream(side):"},
     "docs/CHECKPOINTS.md": {

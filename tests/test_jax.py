@@ -28,6 +28,7 @@ TOGETHER = (
     "collectives_keep_their_order",
     "in_control_flow",
     "a_model_trains_as_one_process_does",
+    "the_page_says_how",
     "errors_of_collectives_reach_the_caller",
     "a_death_raises",  # the last, as it ends the job
 )

@@ -1,5 +1,5 @@
 """Every block of Python in the README and in the pages of readme.BLOCKS runs as it is printed.
-(Those of Lightning, Accelerate and transformers: test_frameworks.py.)"""
+(Those of Lightning, Accelerate and transformers: test_frameworks.py; of JAX: test_jax.py.)"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from readme import BLOCKS, blocks, code
 
 import ringcomm
 
-RUN_ELSEWHERE = {"lightning", "on_fit_start", "accelerate", "transformers"}
+RUN_ELSEWHERE = {"lightning", "on_fit_start", "accelerate", "transformers", "jax"}
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "RINGCOMM_INTERFACES": "lo"}
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed"
