@@ -96,7 +96,7 @@ def allreduce(
 
     Raises:
         TensorError: a leaf has another dtype, or lies elsewhere, as on a GPU; within jit JAX
-            itself brings it to the host and back.
+            itself brings it to the host and back, which was not tested with a GPU.
         ConfigError: an argument cannot work; async_op within jit, or its gradient is asked for.
         NotInitializedError, MismatchError, PeerLostError, CommTimeoutError, AbortedError: as
             ``ringcomm.allreduce``.

@@ -256,6 +256,8 @@ def what_cannot_work_is_refused(comm: Communicator) -> None:
     for call in (gradient, jax.jit(gradient)):
         with pytest.raises(ConfigError, match="has no gradient"):
             call(x)
+    with pytest.raises(ValueError, match="ordered"):  # which only an ordered effect is refused for
+        jax.vmap(ringcomm.jax.pmean)(jnp.ones((2, 3)))
 
 
 def errors_of_collectives_reach_the_caller(comm: Communicator) -> None:
