@@ -56,7 +56,7 @@ class Side:
 
     def group(self, **options: Any) -> Any:
         """A group, which closes the communicator when it is dropped: it lives as long as this."""
-        self._groups.append(RingcommGroup(None, self.comm, Options(**options), None))
+        self._groups.append(RingcommGroup(None, self.comm, Options(**options)))
         return self._groups[-1]
 
     def torch(self, rows: int = 1, dtype: Any = torch.float32) -> torch.Tensor:

@@ -240,7 +240,7 @@ def _let_go_at_last() -> None:
     """Memory that was dropped in flight does not stay: later calls let go of it."""
 
     def rank(comm: Communicator) -> None:
-        group = RingcommGroup(None, comm, Options(), None)
+        group = RingcommGroup(None, comm, Options())
         for _ in range(20):
             group.allreduce([torch.ones(10_000)], dist.AllreduceOptions())
         for _ in range(50):

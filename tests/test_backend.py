@@ -111,15 +111,15 @@ def test_many_groups_at_once(nursery: Nursery) -> None:
 def test_what_torch_asks_of_a_group(nursery: Nursery) -> None:
     with Job(nursery, 2, {**LOOPBACK, "TORCH_DIST_NAN_CHECK": "1"}) as job:
         job.start(groups.of_today)
-        for device in ("cpu", "cuda"):
+        for device in ("cpu", "cuda") if before(2, 14) else ():
             for event in job.expect_all("map"):
                 assert event["kind"] == "ConfigError", event
                 assert f"those on {device} to gloo" in event["text"]
         for _ in range(2):
             for event in job.expect_all("nan"):
-                assert event["kind"] == "TensorError", event
-                assert "RuntimeError" in event["kinds"]
-                assert "float32[2] has a NaN" in event["text"]
+                assert "RuntimeError" in event["kinds"], event
+                told = "float32[2] has a NaN" if before(2, 14) else "NaN found in input tensor"
+                assert told in event["text"]
         job.expect_all("right")
         job.finish(quietly=False)
 

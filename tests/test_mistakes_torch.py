@@ -283,7 +283,7 @@ OUTER = [
 
 
 def group(comm: Communicator) -> Any:
-    return RingcommGroup(None, comm, Options(), None)
+    return RingcommGroup(None, comm, Options())
 
 
 def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "ringcomm"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 #: torch's, though a module of ours has one of that name as well.
-FOREIGN = {"_version"}
+FOREIGN = {"_version", "_device_types", "_set_group_name"}
 
 
 def is_private(name: str) -> bool:

@@ -61,12 +61,13 @@ def stand_in_for_gloo() -> None:
     """Groups of backend "gloo" are ringcomm's from here on."""
     import torch.distributed.distributed_c10d as c10d
 
-    from ringcomm.torch.backend import open_group
-    from ringcomm.torch.group import RingcommGroup
+    from ringcomm.torch import Options
+    from ringcomm.torch.group import RingcommGroup, connect
 
     class Gloo(RingcommGroup):
         def __new__(cls, store: Any, rank: int, size: int, timeout: Any, **_: Any) -> Any:
-            group = open_group(store, rank, size, timeout, None, "0", whole=True)
+            comm = connect(store, rank, size, timeout, Options(), "0")
+            group = RingcommGroup(store, comm, Options())
             group.__class__ = cls
             return group
 

@@ -7,23 +7,23 @@ making one takes as long as a few round trips to the store.
 
 from __future__ import annotations
 
-import datetime
 import sys
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ..api import set_fallback
-from ..bootstrap.join import join_through_store
-from ..communicator import Communicator
 from ..config import Config
 from ..errors import ConfigError
-from . import guards
-from .group import RingcommGroup, world_comm
+from . import detail, guards
+from .group import RingcommGroup, connect, options_of, world_comm
 from .options import Options
+from .stand_in import ASKS_BACKENDS
 
 NAME = "ringcomm"
 _PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
+_C10D: Any = torch._C._distributed_c10d
 
 
 def register() -> None:
@@ -39,89 +39,76 @@ def register() -> None:
 def _create(made: Any, options: Any) -> RingcommGroup:
     """Makes a group. Called by torch for every new one, on each of its ranks.
 
-    Raises ConfigError for a map such as "cpu:gloo,cuda:ringcomm": torch replaces the whole group by
-    the returned one, which would carry the other backend's tensors, too.
+    torch replaces the whole group by the returned one, so in a map such as
+    "cpu:ringcomm,cuda:nccl" that one gets the Backends of the other devices, too.
+
+    Raises:
+        ConfigError: such a map, before torch 2.14; or options that are not ringcomm's.
+        BootstrapError: a rank did not come, or could not be reached.
     """
-    _refuse_mixture(sys._getframe(1).f_locals.get("backend_config"))
-    whole = not made.global_ranks_in_group
-    return open_group(
-        made.store, made.group_rank, made.group_size, made.timeout, options, made.group_id, whole
-    )
+    others = _others_of(sys._getframe(1).f_locals.get("backend_config"))
+    ours = options if not others or isinstance(options, (Options, Config)) else None
+    torchs = _with_others(made, others, options if ours is None else None) if others else None
+    chosen, place = options_of(ours), (made.group_rank, made.group_size)
+    if getattr(made, "enable_reconfigure", False):
+        group = RingcommGroup(made.store, None, chosen, others, torchs, place)
+        group.set_timeout(made.timeout)
+        return group
+    comm = connect(made.store, *place, made.timeout, chosen, made.group_id)
+    group = RingcommGroup(made.store, comm, chosen, others, torchs)
+    if not made.global_ranks_in_group:
+        guards.watch_group(group)
+    return group
 
 
-def _refuse_mixture(config: Any) -> None:
-    """Raises ConfigError if torch's BackendConfig gives a device to another backend.
+def _others_of(config: Any) -> dict[str, str]:
+    """Returns the name of the backend of each device type whose backend is not ringcomm.
 
     Args:
         config: a local variable of torch's function that makes groups, the only place that names
             the backends of all devices. None: a future torch has no such variable.
     """
-    chosen = config.get_device_backend_map() if hasattr(config, "get_device_backend_map") else {}
-    others = {device: name for device, name in chosen.items() if name != NAME}
-    if others:
-        wanted = ",".join(f"{device}:{name}" for device, name in chosen.items())
+    names = config.get_device_backend_map() if hasattr(config, "get_device_backend_map") else {}
+    return {device: name for device, name in names.items() if name != NAME}
+
+
+def _with_others(made: Any, others: dict[str, str], options: Any) -> Any:
+    """Returns the process group that torch was about to make, with the Backends of all device types
+    but ringcomm's; torch has registered those that the map names before ringcomm's.
+
+    Raises ConfigError before torch 2.14, which makes its own backends without creators.
+    """
+    if not ASKS_BACKENDS:
         raise ConfigError(
-            f'backend "{wanted}": a group of ringcomm carries the tensors of all devices, so it '
+            "before PyTorch 2.14 a group of ringcomm carries the tensors of all devices, so it "
             f"cannot leave those on {' and '.join(others)} to {' and '.join(others.values())}; "
             'give backend="ringcomm", and make another group by new_group(backend=...) for the rest'
         )
-
-
-def open_group(
-    store: Any,
-    rank: int,
-    size: int,
-    timeout: datetime.timedelta,
-    options: Any,
-    name: str,
-    whole: bool,
-) -> RingcommGroup:
-    """Joins the ranks of a group, on each of them.
-
-    Args:
-        timeout: limit of each collective of the group, and of waiting here for all ranks.
-        options: an Options; a Config; None: the options of the default group, or of the
-            environment.
-        whole: whether it is the default group.
-
-    Raises:
-        ConfigError: (a ValueError) the settings cannot work.
-        BootstrapError: a rank did not come, or could not be reached; its table names the ranks.
-    """
-    chosen = _options(options)
-    seconds = timeout.total_seconds()
-    config = chosen.config.replaced("torch", timeout=min(max(seconds, 0.001), 1e6))
-    joined = join_through_store(config, rank, size, store, f"torch:{name}", seconds)
-    comm = Communicator(joined, chosen.compression or "none")
-    group = RingcommGroup(store, comm, chosen, _regroup)
-    if whole:
-        guards.watch_group(group)
+    group, kinds = made.process_group, dist.Backend.backend_type_map
+    here = [device.type for device in group._device_types]
+    for device, name in others.items():
+        kind = kinds.get(name, dist.ProcessGroup.BackendType.CUSTOM)
+        group._set_default_backend(kind)
+        if device not in here:
+            backend = _made_by_torch(made, options, device, name)
+            group._register_backend(torch.device(device), kind, backend)
+    group._set_group_name(made.group_id)
+    if detail.checks_nan():
+        _C10D.NanCheckHook.attach(group)
     return group
 
 
-def _options(given: Any) -> Options:
-    if isinstance(given, Options):
-        return given
-    if isinstance(given, Config):
-        options = Options()
-        options.config = given
-        return options
-    if given is not None:
-        raise ConfigError(f"pg_options: give a ringcomm.torch.Options, not {type(given).__name__}")
-    default = dist.group.WORLD
-    return default.options if isinstance(default, RingcommGroup) else Options()
-
-
-def _regroup(
-    parent: RingcommGroup, ranks: list[int], timeout: Any, options: Any, name: str
-) -> RingcommGroup:
-    seconds = datetime.timedelta(seconds=parent.comm.config.timeout)
-    return open_group(
-        _PrefixStore(f"{name}/", parent.get_group_store()),
-        ranks.index(parent.comm.rank),
-        len(ranks),
-        timeout or seconds,
-        options or parent.options,
-        name,
-        whole=False,
-    )
+def _made_by_torch(made: Any, options: Any, device: str, name: str) -> Any:
+    """Makes the Backend of a device type as torch would."""
+    plugin = dist.Backend._plugins[name.upper()]
+    store = _PrefixStore(f"{device}/", made.store.underlying_store)
+    if not plugin.extended_api:
+        return plugin.creator_fn(store, made.group_rank, made.group_size, made.timeout)
+    asked = _C10D._DistributedBackendOptions()
+    for field in (
+        *("group_rank", "group_size", "timeout", "group_id", "global_ranks_in_group"),
+        *("process_group", "enable_reconfigure"),
+    ):
+        setattr(asked, field, getattr(made, field))
+    asked.store = store
+    return plugin.creator_fn(asked, options)

@@ -31,6 +31,14 @@ def is_on() -> bool:
     return bool(torch_says.get_debug_level() == torch_says.DebugLevel.DETAIL)
 
 
+def is_recorded() -> bool:
+    """Returns whether torch's flight recorder, from 2.15 on, records the collectives of groups that
+    do not do so themselves: unless TORCH_FR_BUFFER_SIZE, or its older name, is 0."""
+    names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+    size = next(filter(None, map(os.environ.get, names)), "2000")
+    return hasattr(dist.distributed_c10d, "_maybe_attach_flight_recorder") and int(size) > 0
+
+
 def checks_nan() -> bool:
     """Returns whether TORCH_DIST_NAN_CHECK is 1."""
     return os.environ.get("TORCH_DIST_NAN_CHECK") == "1"

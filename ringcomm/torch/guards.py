@@ -237,7 +237,7 @@ def _of_group(group: RingcommGroup) -> str | None:
         return None
     return (
         f"{SILENT_STEPS} optimizer steps, and nothing has passed between the "
-        f"{group.comm.world_size} ranks of process group 'ringcomm': each trains a model of its "
+        f"{group.size()} ranks of process group 'ringcomm': each trains a model of its "
         "own. Wrap the model in "
         "torch.nn.parallel.DistributedDataParallel. On hosts without GPUs Accelerate does that "
         "with Accelerator(cpu=True) only, and transformers with TrainingArguments(use_cpu=True). "

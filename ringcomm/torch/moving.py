@@ -68,8 +68,8 @@ class Moving(Submitter):
         """Gathers several tensors; outputs[rank][i] gets that rank's inputs[i]."""
         self._require_world(outputs, "all_gather_coalesced")
         columns = [list(column) for column in zip(*outputs, strict=True)]
-        works = [self.allgather([o], [i], opts) for o, i in zip(columns, inputs, strict=True)]
-        return together(works)
+        pairs = zip(columns, inputs, strict=True)
+        return together([Moving.allgather(self, [o], [i], opts) for o, i in pairs])
 
     def all_gather_single(self, output: Any, source: Any, opts: Any = None) -> RingWork:
         """Gathers into one tensor, world_size times as large as the input."""
@@ -80,8 +80,8 @@ class Moving(Submitter):
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:
         """Gathers several tensors, each into one world_size times as large."""
-        works = [self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
-        return together(works)
+        pairs = zip(outputs, inputs, strict=True)
+        return together([Moving.all_gather_single(self, o, i, opts) for o, i in pairs])
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> RingWork:
         """Gathers into a list of world_size tensors on the root; elsewhere outputs are empty."""
@@ -188,11 +188,6 @@ class Moving(Submitter):
             raise ValueError("all_to_all: the piece that stays here has two sizes")
         copy(outputs[rank], inputs[rank])
         return calls
-
-    _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    gather_into_tensor = gather_single
-    alltoall_base = all_to_all_single
 
 
 def _split(tensor: torch.Tensor, sizes: Any, n: int, what: str) -> Tensors:

@@ -44,7 +44,7 @@ class Reducing(Submitter):
         op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         flat = joined(tensors) if tensors else None
         if flat is not None:
-            return self.allreduce([flat], opts)
+            return Reducing.allreduce(self, [flat], opts)
         calls = []
         for tensor in tensors:
             how = reduction(op, tensor)
@@ -189,6 +189,3 @@ class Reducing(Submitter):
         with torch.no_grad():
             tensor.copy_(total)
         return RingWork.finished([tensor])
-
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

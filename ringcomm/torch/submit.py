@@ -20,6 +20,7 @@ from ..core.faces.torch import torch_stream
 from ..core.native import lib
 from ..core.views import DeviceView, View
 from ..core.work import Work
+from ..errors import NotInitializedError
 from . import detail, profiling
 from .options import Options
 from .staging import staged
@@ -89,12 +90,19 @@ class Submitter:
         options: its Options.
     """
 
-    comm: Communicator
+    _comm: Communicator | None
     _options: Options
     _coalescing: list[RingWork] | None
     _detailed: bool
     _checks_nan: bool
     _undelivered: set[RingWork]  # asynchronous works whose result is still to be copied
+
+    @property
+    def comm(self) -> Communicator:
+        """Communicator of the group's ranks. Raises NotInitializedError where none is joined."""
+        if self._comm is None:
+            raise NotInitializedError("this process group has no ranks yet: call its reconfigure()")
+        return self._comm
 
     def _start(
         self,

@@ -29,6 +29,14 @@ def leave_alone(package: str) -> None:
             skip(function.__code__)
 
 
+def leave_function_alone(function: Any) -> Any:
+    """Makes torch.compile skip a function that no module has, and its callees. Returns it."""
+    skip = _skipper()
+    if skip is not None:
+        skip(function.__code__)
+    return function
+
+
 def _skipper() -> Callable[[types.CodeType], None] | None:
     frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     if hasattr(frames, "set_code_exec_strategy"):
