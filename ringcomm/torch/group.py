@@ -73,6 +73,8 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
     Attributes:
         comm: its ringcomm.Communicator, with methods that torch lacks (``stats()``, ``rails``).
         options: its Options.
+        collectives: how many have been called.
+        is_alone: True where no hook, recorder or other backend has to do with a collective.
     """
 
     # Flags that torch's Python reads from a group's backend, by the names of all releases.
@@ -108,7 +110,7 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         self._undelivered = set()
         self._detailed = detail.is_on()
         self._checks_nan = detail.checks_nan()
-        self._collectives = 0
+        self.collectives = 0
         self._ended: RingcommError | None = None
         self._abort_hooks: dict[int, Callable[[], None]] = {}
         self._handle = f"ringcomm:{self._place[0]:06}:{uuid.uuid4().hex}"
@@ -120,6 +122,7 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
             self._register_backends(others)
         if torchs is not None and detail.is_recorded():
             self._recorder = _C10D.FlightRecorderHook.attach(torchs)
+        self._note_company()
 
     def _register_backends(self, others: Mapping[str, str]) -> None:
         """Registers a StandIn, and the Backends of others' devices, with torch's C++."""
@@ -136,6 +139,10 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
 
     # ---- the way of a collective ----
 
+    def _note_company(self) -> None:
+        """Notes whether a collective may go straight to its method."""
+        self.is_alone = not (self._others or self._is_watched or self._abort_hooks)
+
     def elsewhere(self, args: Sequence[Any]) -> Any:
         """Returns the group that carries these tensors, if another backend serves their device."""
         return self._torchs if self._others and stand_in.place_of(args) in self._others else None
@@ -150,7 +157,7 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         """Runs a collective or message of this group, counts it, and runs the abort hooks if it
         fails with the group."""
         if name not in stand_in.MESSAGES:
-            self._collectives += 1
+            self.collectives += 1
         if not self._abort_hooks:
             return method(self, *args, **named)  # type: ignore[no-any-return]
         try:
@@ -180,12 +187,14 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
     def register_pre_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
         """Has torch call a function before each collective."""
         self._is_watched = True
+        self._note_company()
         for group in filter(None, (super(), self._torchs)):
             group.register_pre_hook(hook_id, hook)
 
     def register_post_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
         """Has torch call a function after each collective has been submitted."""
         self._is_watched = True
+        self._note_company()
         for group in filter(None, (super(), self._torchs)):
             group.register_post_hook(hook_id, hook)
 
@@ -203,10 +212,12 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         """Has a function called when a collective fails with the group, and before ``abort()``;
         perhaps more than once, by any thread."""
         self._abort_hooks[hook_id] = hook
+        self._note_company()
 
     def unregister_abort_hook(self, hook_id: int) -> None:
         """Ends what ``register_abort_hook`` began."""
         self._abort_hooks.pop(hook_id, None)
+        self._note_company()
 
     def _run_abort_hooks(self, fails: bool = False) -> None:
         if fails or self._failure() is not None:
@@ -307,7 +318,7 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
 
     def _get_sequence_number_for_group(self) -> int:
         """Returns how many collectives have been called, which is the same on all ranks."""
-        return self._collectives
+        return self.collectives
 
     def _set_sequence_number_for_group(self) -> None:
         """Does nothing: collectives are counted from 0 on every rank."""
@@ -391,7 +402,7 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         store = _PrefixStore(f"{name}/", self._store)
         rank, size = handles.index(self._handle), len(handles)
         self._comm = connect(store, rank, size, timeout, self._options, name)
-        self._place, self._collectives = (rank, size), 0
+        self._place, self.collectives = (rank, size), 0
         return RingWork.finished([])
 
     def shrink(self, ranks_to_exclude: Sequence[int], flags: int = 0, opts: Any = None) -> Any:

@@ -63,8 +63,9 @@ _passing = _Passing()
 def lead_through_torch(group_class: Any) -> None:
     """Has each collective and message of a group's class go to the group that ``elsewhere(args)``
     returns; else pass torch's dispatcher where ``goes_by_torch(name, args)`` says so, and then run
-    by ``run(name, method, args, named)``: three methods of the class. Older names are aliases;
-    where torch's own call the newer ones, they are left to do so."""
+    by ``run(name, method, args, named)``: three methods of the class, none of which is asked while
+    ``is_alone``. Older names are aliases; where torch's own call the newer ones, they are left to
+    do so."""
     for name in (*COLLECTIVES, *MESSAGES):
         setattr(group_class, name, _led(name, getattr(group_class, name)))
     for old, name in _OLD_NAMES.items():
@@ -75,8 +76,12 @@ def lead_through_torch(group_class: Any) -> None:
 
 def _led(name: str, own: Callable[..., Any]) -> Any:
     by_torch = getattr(_Base, name, None)
+    counts = int(name not in MESSAGES)
 
     def led(self: Any, *args: Any, **named: Any) -> Any:
+        if self.is_alone:  # what follows shows in the time of a small collective
+            self.collectives += counts
+            return own(self, *args, **named)
         given = (*args, *named.values())
         elsewhere = self.elsewhere(given)
         if elsewhere is not None:
