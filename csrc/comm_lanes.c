@@ -93,7 +93,7 @@ static const char *bytes_text(uint64_t bytes, char text[16])
 
 void comm_lose_lane(rc_comm *c, lane *l, rc_error *why)
 {
-    l->health.lost = 1;
+    l->health.lost = why->code != RC_PROTOCOL; /* what arrives damaged may be answered */
     why->rail = l->rail;
     why->lane = l->index;
     comm_fail(c, why);
@@ -289,12 +289,14 @@ static void check_peer(rc_comm *c, peer_link *ln, uint64_t now)
     uint64_t last = last_sign(ln);
     char midst[80];
     look_at_lanes(c, ln, now);
+    if (c->leaving)
+        return; /* a peer that has the goodbye says nothing more */
     if (now > last && now - last > c->config.peer_timeout_ms * CLOCK_MS) {
         comm_fail_text(c, RC_PEER_LOST, ln->peer,
                        "rank %d has given no sign of life for %.1f s%s: its process is stopped, "
                        "or its host or network is down",
                        ln->peer, clock_seconds(last, now), midst_text(ln->lanes[0], midst));
-    } else if (!c->leaving) {
+    } else {
         judge_lanes(c, ln, now);
         if (c->state == COMM_RUNNING)
             beat(c, ln, now);

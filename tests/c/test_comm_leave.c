@@ -69,12 +69,44 @@ static void leaving_beside_who_does_not_read(void)
     stage_close(&s);
 }
 
+/* A peer sends nothing more once it has the goodbye: that is no silence to blame it for, however
+ * long others keep this rank from closing. */
+static void who_has_the_goodbye_may_be_silent(void)
+{
+    stage s = stage_open((stage_options){.heartbeat_ms = 10, .peer_timeout_ms = 50});
+    rc_error error;
+    uint64_t end = clock_ns() + 200 * CLOCK_MS;
+    while (clock_ns() < end)
+        CHECK_EQ(rc_comm_leave(s.comm, 10), RC_AGAIN);
+    rc_comm_error(s.comm, &error);
+    CHECK_EQ(error.code, RC_INVALID_STATE);
+    stage_close(&s);
+}
+
+/* The lane on which damage arrived is the only one to say so by: leaving waits until that is read.
+ */
+static void damage_is_told_before_the_end(void)
+{
+    stage s = stage_open((stage_options){0});
+    uint8_t damaged[FRAME_HEADER_BYTES] = {0};
+    rc_error error;
+    play_bytes(s.far[1][0], damaged, sizeof damaged);
+    do {
+        CHECK_EQ(rc_comm_leave(s.comm, 1), RC_AGAIN);
+        rc_comm_error(s.comm, &error);
+    } while (error.code != RC_PROTOCOL);
+    CHECK_EQ(rc_comm_leave(s.comm, 1), RC_AGAIN);
+    stage_close(&s);
+}
+
 int main(void)
 {
     static const check_test tests[] = {
         {"closing_in_mid_payload_leaks_nothing", closing_in_mid_payload_leaks_nothing},
         {"leaving_can_be_cut_into_pieces", leaving_can_be_cut_into_pieces},
         {"leaving_beside_who_does_not_read", leaving_beside_who_does_not_read},
+        {"who_has_the_goodbye_may_be_silent", who_has_the_goodbye_may_be_silent},
+        {"damage_is_told_before_the_end", damage_is_told_before_the_end},
     };
     return check_run(tests, CHECK_COUNT(tests));
 }
