@@ -11,16 +11,17 @@ BIN := $(VENV)/bin
 # One thread for each rank, as torchrun has it; left to it, it warns of that.
 TWO_RANKS := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/torchrun --standalone --nproc-per-node 2
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
-C_FILES := $(shell find csrc tests/c tests/cuda bench -name '*.[ch]' -o -name '*.cu*' 2>/dev/null)
+C_FILES := $(shell find csrc tests/c tests/cuda tests/sim bench -name '*.[ch]' -o -name '*.cu*' 2>/dev/null)
 CORE := $(shell find csrc -name '*.[ch]') setup.py build_ffi.py pyproject.toml
 
 .NOTPARALLEL: # one pip at a time in .venv
-.PHONY: demo test test-c test-torch torch-matrix mutants asan ubsan tsan bench micro peers compare build lint format compile_commands clean help
+.PHONY: demo test test-c sim test-torch torch-matrix mutants asan ubsan tsan bench micro peers compare build lint format compile_commands clean help
 
 help:
 	@echo "make demo      train a small model on two local ranks, gradients in bf16"
 	@echo "make test      the whole test suite, linters and sanitizers included"
 	@echo "make test-c    the C unit tests alone; asan, ubsan, tsan: under that sanitizer"
+	@echo "make sim       the C core on a simulated system, under SEEDS=1000 seeds from FIRST=1 on"
 	@echo "make test-torch  PyTorch's own distributed tests on backend ringcomm, beside gloo (20 to 40 minutes)"
 	@echo "make torch-matrix  the torch tests on several releases of PyTorch (an hour each, and its download)"
 	@echo "make mutants   plants known faults one by one, each of which the tests must find (15 minutes)"
@@ -64,6 +65,11 @@ test: $(VENV)/.test lint
 
 test-c:
 	@$(MAKE) --no-print-directory -C tests/c run
+
+SEEDS ?= 1000
+FIRST ?= 1
+sim:
+	@$(MAKE) --no-print-directory -C tests/c SANITIZER=address,undefined SEEDS=$(SEEDS) FIRST=$(FIRST) simulate
 
 test-torch: $(VENV)/.test
 	@$(BIN)/python tests/torch_suite.py compare --world 2 --world 3 2>test-torch.log \

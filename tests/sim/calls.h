@@ -1,0 +1,170 @@
+/* calls.h - the calls of a simulated job: how they are drawn, what each rank gives, and what must
+ * come of it, by plain arithmetic.
+ *
+ * All values are small whole numbers, chosen so that no codec rounds and no order of adding
+ * matters: 0 to 15 in sums and extremes, 1 and 2 in products, averages of 2, 4 or 8 ranks. A
+ * quantising codec gets one magnitude per rank, a multiple of its largest code, with a sign per
+ * element: then every scale is a whole number of at most 8 bits, and every code its largest.
+ */
+#ifndef RINGCOMM_SIM_CALLS_H
+#define RINGCOMM_SIM_CALLS_H
+
+#include "../c/collective.h"
+
+enum { CALLS_MOST_ELEMENTS = 40000 };
+
+typedef struct sim_call {
+    rc_call call; /* of a send: as the sender calls it, root being the receiver */
+    uint64_t salt;
+    int from;     /* the sender of a send */
+    int any;      /* its receiver takes a send of any rank */
+    int in_place; /* allreduce, broadcast and reduce only */
+} sim_call;
+
+static inline int call_takes_part(const sim_call *c, int rank)
+{
+    return !collective_is_p2p(c->call.collective) || rank == c->from || rank == c->call.root;
+}
+
+/* What a rank calls. */
+static inline rc_call call_of_rank(const sim_call *c, int rank)
+{
+    rc_call call = c->call;
+    call.size = sizeof call;
+    if (collective_is_p2p(call.collective)) {
+        call.collective = rank == c->from ? RC_SEND : RC_RECV;
+        if (rank != c->from)
+            call.root = c->any ? RC_ANY_SOURCE : c->from;
+    }
+    return call;
+}
+
+static inline uint64_t call_mix(uint64_t x)
+{
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+/* Element i of what a rank gives. */
+static inline int64_t call_value(const sim_call *c, int rank, uint64_t i)
+{
+    static const int64_t largest[RC_CODEC_COUNT] = {
+        [RC_CODEC_INT8] = 127, [RC_CODEC_INT4] = 7, [RC_CODEC_ONEBIT] = 1, [RC_CODEC_FP8] = 448};
+    if (c->call.codec >= RC_CODEC_INT8) {
+        int64_t magnitude = 1 + (int64_t)(call_mix(c->salt + (uint64_t)rank) % 31);
+        int64_t sign = call_mix(c->salt ^ i) & 1 ? 1 : -1;
+        return sign * magnitude * largest[c->call.codec];
+    }
+    uint64_t bits = call_mix(c->salt + ((uint64_t)rank << 40) + i);
+    return c->call.op == RC_PROD ? 1 + (int64_t)(bits & 1) : (int64_t)(bits & 15);
+}
+
+static inline void call_store(void *data, rc_dtype dtype, uint64_t i, double value)
+{
+    float single = (float)value;
+    uint64_t bits = (uint64_t)(int64_t)value;
+    size_t bytes = rc_dtype_size(dtype);
+    switch (dtype) {
+    case RC_F16: kernels_at(0)->fp16.encode((uint16_t *)data + i, &single, 1.0F, 1); break;
+    case RC_BF16: kernels_at(0)->bf16.encode((uint16_t *)data + i, &single, 1.0F, 1); break;
+    case RC_F32: ((float *)data)[i] = single; break;
+    case RC_F64: ((double *)data)[i] = value; break;
+    default: memcpy((char *)data + i * bytes, &bits, bytes);
+    }
+}
+
+static inline double call_join(rc_op op, double a, double b)
+{
+    switch (op) {
+    case RC_MIN: return a < b ? a : b;
+    case RC_MAX: return a > b ? a : b;
+    case RC_PROD: return a * b;
+    default: return a + b;
+    }
+}
+
+/* Element i of a rank's result. */
+static inline double call_result(const sim_call *c, int rank, int world_size, uint64_t i)
+{
+    rc_call call = call_of_rank(c, rank);
+    int first, is_float = call.dtype <= RC_F64;
+    uint64_t at;
+    call.root = collective_is_p2p(call.collective) ? c->from : call.root;
+    trace(&call, rank, world_size, i, &first, &at);
+    if (!collective_reduces(call.collective))
+        return (double)call_value(c, first, at);
+    double sum = (double)call_value(c, 0, at);
+    for (int other = 1; other < world_size; other++)
+        sum = call_join(call.op, sum, (double)call_value(c, other, at));
+    if (call.op == RC_AVG)
+        sum /= world_size;
+    return is_float ? sum : (double)(int64_t)sum;
+}
+
+/* Returns the first element of a rank's result that is wrong, or -1. */
+static inline int64_t call_first_wrong(const sim_call *c, int rank, int world_size,
+                                       const uint8_t *dst)
+{
+    rc_call call = call_of_rank(c, rank);
+    size_t bytes = rc_dtype_size(call.dtype);
+    uint64_t want;
+    for (uint64_t i = 0; has_result(&call, rank) && i < result_count(&call, world_size); i++) {
+        call_store(&want, call.dtype, 0, call_result(c, rank, world_size, i));
+        if (memcmp(dst + i * bytes, &want, bytes) != 0)
+            return (int64_t)i;
+    }
+    return -1;
+}
+
+/* Keeps a call within what is exact, and what the core takes. */
+static inline void call_restrict(rc_call *call, int world_size)
+{
+    int is_float = call->dtype == RC_F32 || call->dtype == RC_F64;
+    int quantises = call->collective == RC_ALLREDUCE || call->collective == RC_REDUCE_SCATTER ||
+                    call->collective == RC_ALLGATHER;
+    if (!is_float)
+        call->codec = RC_CODEC_NONE;
+    if (call->codec >= RC_CODEC_INT8 && !quantises)
+        call->codec = RC_CODEC_BF16;
+    if (call->codec >= RC_CODEC_INT8 && call->op != RC_AVG)
+        call->op = RC_SUM;
+    if (call->op == RC_AVG && call->dtype <= RC_F64 && (world_size & (world_size - 1)) != 0)
+        call->op = RC_SUM;
+    if (call->collective == RC_BARRIER)
+        call->count = 0;
+}
+
+/* Draws the number of elements: often few, now and then many segments of them. */
+static inline uint64_t call_draw_count(uint64_t *seed, uint64_t most)
+{
+    uint64_t bound = 1ULL << draw_below(seed, 17);
+    bound = draw_below(seed, bound + 1);
+    return bound < most ? bound : most;
+}
+
+static inline sim_call call_draw(uint64_t *seed, int world_size, uint32_t number)
+{
+    enum { ALLREDUCES = 5 }; /* as often as any five others */
+    uint64_t pick = draw_below(seed, RC_RECV + ALLREDUCES);
+    sim_call c = {.salt = draw(seed)};
+    c.call.collective = pick < RC_RECV ? (rc_collective)pick : RC_ALLREDUCE;
+    c.call.dtype = (rc_dtype)draw_below(seed, RC_DTYPE_COUNT);
+    c.call.op = (rc_op)draw_below(seed, RC_OP_COUNT);
+    c.call.codec = draw_below(seed, 2) ? (rc_codec)draw_below(seed, RC_CODEC_COUNT) : RC_CODEC_NONE;
+    c.call.count = call_draw_count(seed, CALLS_MOST_ELEMENTS);
+    c.call.root = (int)draw_below(seed, (uint64_t)world_size);
+    c.from = (c.call.root + 1 + (int)draw_below(seed, (uint64_t)world_size - 1)) % world_size;
+    c.any = draw_below(seed, 3) == 0;
+    c.call.tag = c.any ? 100 + number : (uint32_t)draw_below(seed, 3);
+    c.in_place = (c.call.collective == RC_ALLREDUCE || c.call.collective == RC_BROADCAST ||
+                  c.call.collective == RC_REDUCE) &&
+                 draw_below(seed, 2);
+    call_restrict(&c.call, world_size);
+    uint64_t parts = source_count(&c.call, world_size) + result_count(&c.call, world_size);
+    if (parts > 2 * CALLS_MOST_ELEMENTS)
+        c.call.count /= (uint64_t)world_size;
+    return c;
+}
+
+#endif

@@ -1,0 +1,85 @@
+/* os.h - the system behind the core in the simulation: a clock, sockets, epoll sets and their
+ * faults, all of one process, in virtual time and drawn from one seed.
+ *
+ * The core's objects are linked as they are; `ld --wrap` leads the calls that they make to system.c
+ * (tests/c/Makefile has the list). A rank is a process as the kernel sees it: an engine with its
+ * epoll set and sockets. It has turns, one rank at a time; within a turn epoll_wait never sleeps
+ * but says by EINTR that the turn is over, and when the next one is due.
+ *
+ * Sockets. A lane is a pair of streams, one each way, in which bytes travel as packets: each leaves
+ * at the wire's rate, arrives after its delay, in order, and is acknowledged by the way back. A
+ * receiver that does not read fills its buffer, then the sender's. FIN, RST, SO_RCVLOWAT, SIOCOUTQ
+ * and TCP_INFO are as Linux has them.
+ *
+ * Invariants. What happens follows from the seed and from what the core asks: no address, real time
+ * or descriptor number of another run comes in. Descriptors are never used twice.
+ */
+#ifndef RINGCOMM_SIM_OS_H
+#define RINGCOMM_SIM_OS_H
+
+#include <stdint.h>
+#include <stdio.h>
+
+#define OS_NEVER UINT64_MAX
+
+enum { OS_MOST_RANKS = 8, OS_MOST_LANES = 512 };
+
+/* How a lane carries bytes. */
+typedef struct os_wire {
+    uint64_t delay;  /* ns, one way */
+    uint64_t jitter; /* ns, at most that much more */
+    double ns_per_byte;
+    uint32_t send_buffer, receive_buffer; /* bytes */
+} os_wire;
+
+/* How often (of 1,000 calls) a call does less than it could. */
+typedef struct os_mood {
+    unsigned interrupted, refused, partial;
+} os_mood;
+
+typedef enum os_cut { OS_RST, OS_FIN } os_cut;
+
+void os_open(uint64_t seed, FILE *trace);
+/* Frees everything; returns the number of descriptors that nobody has closed. */
+int os_close(void);
+void os_set_mood(os_mood mood);
+
+uint64_t os_now(void);
+/* Returns 0 .. bound-1. */
+uint64_t os_draw(uint64_t bound);
+/* Writes a line of the trace, if there is one; rank -1: of no rank. */
+void os_trace(int rank, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Whose calls follow. */
+void os_enter(int rank);
+/* Asks for a turn of the rank at this time. */
+void os_look_at(int rank, uint64_t at);
+/* Goes on to the next wish; returns its rank, or -1 if there is none. */
+int os_next(void);
+/* Returns 1 if the rank lives and runs, and its set has events, its core has slept as long as it
+ * wanted to, or this time has come. */
+int os_is_due(int rank, uint64_t wanted_at);
+/* Begins a turn of so many rounds. */
+void os_begin_turn(int rank, int rounds);
+/* Ends it: asks for the next one. */
+void os_end_turn(int rank);
+
+/* Makes a lane between two ranks; returns its number. */
+int os_lane(int a, int b, const os_wire *wire, int fds[2]);
+int os_lanes(void);
+int os_lane_rank(int lane, int end);
+
+void os_cut_lane(int lane, os_cut how, int ends);
+/* What end sends on the lane waits until then, or is lost (OS_NEVER). */
+void os_silence(int lane, int end, uint64_t until);
+void os_slow_down(int lane, double factor);
+/* Flips a bit of the next bytes that the end sends. */
+void os_flip(int lane, int end);
+/* Refuses the next write of the end with this errno. */
+void os_refuse(int lane, int end, int number);
+/* Returns 1 if a flipped bit was read. */
+int os_flip_was_read(void);
+void os_kill(int rank);
+void os_stop(int rank, uint64_t until);
+
+#endif

@@ -1,0 +1,49 @@
+"""The whole C core on a system that is simulated, under seeds: tests/sim. Built and run under
+sanitizers, beside the other tests (beside.py); `make sim SEEDS=10000` runs more of them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from beside import Done
+from test_c import C_TESTS, require, require_sanitizer
+
+SANITIZER = "address,undefined"
+SIMULATE = C_TESTS.parents[1] / "build" / "ctest" / SANITIZER.replace(",", "-") / "simulate"
+SEEDS = 800
+
+simulated = pytest.mark.beside(
+    *("flock", str(C_TESTS), "make", "--no-print-directory", "-C", str(C_TESTS)),
+    *(f"SANITIZER={SANITIZER}", f"SEEDS={SEEDS}", "simulate"),
+    lane="c",
+)
+
+
+@pytest.fixture(autouse=True)
+def tools(tmp_path: Path) -> None:
+    require("make", "flock")
+    require_sanitizer(SANITIZER, tmp_path)
+
+
+@pytest.mark.slow
+@simulated
+def test_every_seed_is_safe_and_ends(beside: Done) -> None:
+    assert beside.code == 0, beside.output[-8000:]
+    assert beside.output.splitlines()[-1] == f"0 of {SEEDS} seeds failed"
+
+
+@pytest.mark.slow
+@simulated
+def test_a_seed_is_replayed_event_by_event(beside: Done) -> None:
+    assert beside.code == 0, beside.output[-8000:]
+    faults = set[str]()
+    for seed in range(1, 60):
+        command = [str(SIMULATE), "--seed", str(seed), "--trace"]
+        once, again = (subprocess.check_output(command, text=True) for _ in range(2))
+        assert once == again, f"seed {seed}"
+        faults |= set(re.findall(r"^\d+ - fault (\w+)", once, re.MULTILINE))
+        assert re.search(r"^\d+ \d gone", once, re.MULTILINE)
+    assert len(faults) >= 6, faults
