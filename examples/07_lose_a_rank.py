@@ -40,7 +40,7 @@ def train(again: bool) -> None:
     torch.manual_seed(members.rank)  # each rank has data of its own
     model = torch.nn.Linear(3, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with members, OuterStep(model, optimizer, every=10, compression="int4", peers=members) as outer:
+    with members, OuterStep(model, optimizer, every=10, compression="int4", comm=members) as outer:
         while outer.report().iterations < 20 if again else 2 not in outer.report().joined:
             if outer.iteration == 25 and members.rank == 2 and not again:
                 os._exit(1)  # as if its host had failed

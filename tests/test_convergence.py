@@ -221,7 +221,7 @@ BUILDERS = {
     "hooked": "a5aa59a715e4",
     "lion": "2029abe32ebe",
     "muon": "b3220054979e",
-    "outer": "7866d84d567b",
+    "outer": "a0e13f491a28",
     "powersgd": "6e74ad83f781",
     "published": "a2e67e89dbbc",
     "sgd": "430291cd1fc4",

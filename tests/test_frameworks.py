@@ -89,7 +89,7 @@ def test_the_trainer_of_transformers(nursery: Nursery, tmp_path: Path) -> None:
         ({"every": 0}, "Invalid every: 0"),
         ({"compression": "int3"}, "compression='int3' is unknown"),
         ({"compresion": "int4"}, "did you mean compression?"),
-        ({"min_peers": 1, "grace_s": 0}, "grace_s=0: give seconds"),
+        ({"min_peers": 1}, "min_peers= is gone: give comm=ringcomm.membership"),
     ],
     ids=str,
 )

@@ -28,6 +28,23 @@ sys.path.insert(0, str(TESTS.parent / "bench"))
 
 import netlab  # noqa: E402
 
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"grace_s": 0}, "grace_s=0: give seconds from 0.5 to 3600"),
+        ({"grace_s": True}, "grace_s=True: give seconds from 0.5 to 3600"),
+        ({"min_peers": 0}, "min_peers=0: give a whole number from 1 to 1"),
+        ({"min_peers": 2}, "min_peers=2: give a whole number from 1 to 1"),
+    ],
+    ids=str,
+)
+def test_bad_settings(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(ringcomm.ConfigError) as caught:
+        Membership(rank=0, world_size=1, **given)
+    assert text in str(caught.value)
+
+
 # ---- processes ----
 
 

@@ -108,16 +108,6 @@ def test_a_peer_that_is_started_again(torch_nursery: Nursery) -> None:
         ends_alike(job, 0, 1, 2)
 
 
-def test_min_peers(torch_nursery: Nursery) -> None:
-    """OuterStep joins the ranks itself, and closes what it has made."""
-    with Job(torch_nursery, 2, LOOPBACK) as job:
-        job.start(ranks.by_itself)
-        first, second = job.expect_all("end")
-        assert first["weights"] == second["weights"]
-        assert first["rounds"] == second["rounds"] == 3, (first, second)
-        job.finish(quietly=False)
-
-
 LEARNING = {"every": 6, "fragments": 2, "delay": 2}
 
 

@@ -172,9 +172,8 @@ def test_a_repeated_round_leaves_no_trace(way: dict[str, Any]) -> None:
         def rank(comm: Communicator) -> tuple[torch.Tensor, int]:
             model = net(sizes=(5, 64, 3))
             optimizer = torch.optim.SGD(model.parameters(), 0.01)
-            peers = {"peers": Unlucky(comm)} if is_unlucky else {"comm": comm}
-            given: dict[str, Any] = {"every": 3, **way, **peers}
-            with OuterStep(model, optimizer, **given) as outer:
+            peers: Any = Unlucky(comm) if is_unlucky else comm
+            with OuterStep(model, optimizer, every=3, comm=peers, **way) as outer:
                 train(model, optimizer, comm.rank, range(10))
             return weights(model), outer.report().repeated
 

@@ -319,7 +319,7 @@ def outer(
     inner: str = "adamw",
     every: int | str = 10,
     alone: bool = False,
-    codec: str = "int4",
+    codec: str = "default",
     **settings: Any,
 ) -> Recipe:
     """Ranks train apart, and an OuterStep brings them together. The rule by name and arguments; as

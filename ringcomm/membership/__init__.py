@@ -1,6 +1,6 @@
 """Rounds that outlive a peer: agreement on the members, and a communicator among exactly those.
 
-For others: Membership and its Round; member.checked_grace, for callers that pass its grace_s on.
+For others: Membership and its Round.
 
     decision     the members of a round, from the knowledge of one rank (pure)
     messages     encoding of the messages between members

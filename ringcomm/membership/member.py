@@ -24,6 +24,7 @@ from ..bootstrap.secret import Secret, check_exposed, load
 from ..bootstrap.system import typed_errors
 from ..communicator import Communicator
 from ..config import Config, names_arguments
+from ..core.calls import is_number
 from ..errors import (
     AbortedError,
     BootstrapError,
@@ -111,7 +112,9 @@ class Membership:
         mpi: Any = None,
         store: Any = None,
     ) -> None:
-        self._grace_s = checked_grace(grace_s)
+        if not is_number(grace_s) or not 0.5 <= grace_s <= 3600:
+            raise ConfigError(f"grace_s={grace_s!r}: give seconds from 0.5 to 3600")
+        self._grace_s = float(grace_s)
         self._config = _with_peer_timeout(Config() if config is None else config, self._grace_s)
         self._is_closed = False
         self._comm: Communicator | None = None
@@ -354,14 +357,6 @@ def _with_peer_timeout(config: Config, grace_s: float) -> Config:
         raise ConfigError(f"config={config!r}: give a ringcomm.Config, as Config(lanes=2)")
     heartbeat = min(config.heartbeat, grace_s / 4)
     return config.replaced("grace_s", peer_timeout=grace_s, heartbeat=heartbeat)
-
-
-def checked_grace(grace_s: float) -> float:
-    """Returns grace_s if it is a number of seconds from 0.5 to 3600; else raises ConfigError."""
-    is_number = isinstance(grace_s, (int, float)) and not isinstance(grace_s, bool)
-    if not is_number or not 0.5 <= grace_s <= 3600:
-        raise ConfigError(f"grace_s={grace_s!r}: give seconds from 0.5 to 3600")
-    return float(grace_s)
 
 
 def _checked_min_peers(min_peers: int | None, world_size: int) -> int:

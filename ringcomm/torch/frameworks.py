@@ -32,7 +32,7 @@ from .codec_policy import CodecPolicy
 from .hooks import REMOVED, HookSettings, HookState, allreduce_hook
 from .optim.exchanging import ExchangingOptimizer
 from .outer import OuterStep
-from .outer.settings import OuterSettings
+from .outer.settings import OuterSettings, takes_settings
 from .outer.step import require_settings
 from .wrapped import bare_optimizer, stop_exchange, wrappers_of
 
@@ -143,7 +143,7 @@ class LightningCallback(_Callback):
     Raises ConfigError for a setting that cannot work.
     """
 
-    @takes(OuterSettings, {"codec": "compression"})
+    @takes_settings
     def __init__(self, **settings: Unpack[OuterSettings]) -> None:
         super().__init__(settings)
         self._saved: dict[str, Any] = {}
@@ -227,7 +227,7 @@ class TransformersCallback(_Callback):
     Raises ConfigError for a setting that cannot work.
     """
 
-    @takes(OuterSettings, {"codec": "compression"})
+    @takes_settings
     def __init__(
         self,
         *,

@@ -41,7 +41,7 @@ def rounds(
     with Membership(
         grace_s=grace_s, min_peers=min_peers, rejoin=rejoin, config=config
     ) as membership:
-        outer = OuterStep(model, optimizer, peers=membership, **{"every": 4, **settings})
+        outer = OuterStep(model, optimizer, comm=membership, **{"every": 4, **settings})
         with outer:
             rank.emit("attached", iteration=outer.iteration, number=outer.rounds)
             known = outer.rounds
@@ -70,24 +70,6 @@ def rounds(
         left=report.left,
         joined=report.joined,
         number=outer.rounds,
-    )
-
-
-def by_itself(rank: Rank) -> None:
-    """Without a communicator of its own: OuterStep joins the others."""
-    torch.set_num_threads(1)
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    with OuterStep(model, optimizer, every=2, min_peers=2, grace_s=20.0) as outer:
-        train(model, optimizer, rank.number, range(6))
-    report = outer.report()
-    rank.emit(
-        "end",
-        weights=digest(model),
-        rounds=outer.rounds,
-        left=report.left,
-        joined=report.joined,
-        repeated=report.repeated,
     )
 
 
@@ -169,6 +151,6 @@ def lessons(rank: Rank, seed: int, hold: int, settings: dict[str, Any]) -> None:
 
     config = ringcomm.Config.from_env(timeout=60.0)
     with Membership(grace_s=30.0, config=config) as membership:
-        outer = OuterStep(model, optimizer, peers=membership, **settings)
+        outer = OuterStep(model, optimizer, comm=membership, **settings)
         curve = learn(outer, model, optimizer, seed, rank.number, before_step)
     rank.emit("learnt", curve=curve, left=outer.report().left)

@@ -7,13 +7,11 @@ its parts.
 from __future__ import annotations
 
 from ..guards import IdenticalDataWarning
-from .peers import FixedPeers
 from .report import OuterReport
 from .rules import Nesterov, Sparse
 from .step import OuterStep
 
 __all__ = [
-    "FixedPeers",
     "IdenticalDataWarning",
     "Nesterov",
     "OuterReport",

@@ -10,7 +10,7 @@ from typing import NoReturn, Protocol
 from ...communicator import Communicator
 from ...errors import PeerLostError, RingcommError
 
-_REMEDY = "OuterStep(min_peers=...) goes on without a rank that is lost: docs/LOSING_A_RANK.md"
+_REMEDY = "OuterStep(comm=Membership()) goes on without a rank that is lost: docs/LOSING_A_RANK.md"
 
 
 class Round(Protocol):
@@ -70,7 +70,7 @@ class FixedPeers:
         succeeded."""
 
     def lost(self, error: RingcommError) -> NoReturn:
-        """Raises the error; if a peer was lost, its text names min_peers."""
+        """Raises the error; if a peer was lost, its text names Membership."""
         if isinstance(error, PeerLostError) and _REMEDY not in str(error):  # it may be raised twice
             error.args = (f"{error}. {_REMEDY}",)
         raise error

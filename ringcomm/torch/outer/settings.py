@@ -10,12 +10,12 @@ import dataclasses
 import math
 from typing import Literal, TypedDict
 
-from ...codecs import Compression
+from ...codecs import Compression, parse
 from ...communicator import Communicator
 from ...errors import ConfigError
-from ...membership.member import checked_grace
-from ..argument_checks import require_number, require_whole
-from .peers import Peers
+from ...membership import Membership
+from ..argument_checks import require_number, require_whole, takes
+from .peers import FixedPeers, Peers
 from .rules import Rule, Sparse, rule_of
 from .schedule import Pace
 from .sparse_wires import SparseWires
@@ -28,15 +28,27 @@ class OuterSettings(TypedDict, total=False):
 
     every: int | None
     outer: Literal["mean", "nesterov", "sparse"] | Rule | None
-    compression: Compression | None
+    compression: Compression | Literal["default"] | None
     feedback: bool | None
     fragments: int
     delay: int
-    comm: Communicator | None
-    min_peers: int | None
-    grace_s: float
-    peers: Peers | None
+    comm: Communicator | Membership | None
     timeout: float | None
+
+
+_OF_MEMBERSHIP = "is gone: give comm=ringcomm.membership.Membership({}=...), which all ranks make"
+
+takes_settings = takes(
+    OuterSettings,
+    {"codec": "compression"},
+    {
+        "merge": "is gone: what is trained during a delay is added to the new anchor",
+        "peers": "is gone: give a Membership as comm=",
+        "min_peers": _OF_MEMBERSHIP.format("min_peers"),
+        "grace_s": _OF_MEMBERSHIP.format("grace_s"),
+    },
+)
+"""Decorates a function that takes these arguments: others raise ConfigError."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,14 +56,14 @@ class Chosen:
     """Parts that the settings choose.
 
     Attributes:
-        members: the least number of peers and the seconds of grace; None: peers are fixed.
+        peers: decides on the members of rounds; None: the default communicator's ranks are.
         timeout: seconds that a rank waits for the others in a round; None: the communicator's.
     """
 
     pace: Pace
     rule: Rule
     wires: Wires
-    members: tuple[int, float] | None
+    peers: Peers | None
     timeout: float | None
 
 
@@ -59,14 +71,11 @@ def choose(
     *,
     every: int | None,
     outer: str | Rule | None,
-    compression: Compression | None,
+    compression: Compression | Literal["default"] | None,
     feedback: bool | None,
     fragments: int,
     delay: int,
-    comm: Communicator | None,
-    min_peers: int | None,
-    grace_s: float,
-    peers: Peers | None,
+    comm: Communicator | Membership | None,
     timeout: float | None,
 ) -> Chosen:
     """Returns the parts for OuterStep's settings. Raises ConfigError for one that cannot work."""
@@ -75,23 +84,33 @@ def choose(
     if outer is None:
         outer = "mean" if every is None else "nesterov"
     rule = rule_of(outer)
-    dense = DenseWires(compression, feedback)
-    if sum(one is not None for one in (comm, peers, min_peers)) > 1:
-        raise ConfigError("OuterStep: give one of comm, peers and min_peers")
-    if comm is not None and not isinstance(comm, Communicator):
-        raise ConfigError(f"comm={comm!r}: give a ringcomm.Communicator, or None")
     if timeout is not None:
         timeout = require_number("timeout", timeout, 0, math.inf, open_least=True)
-    members = None
-    if min_peers is not None:
-        members = require_whole("min_peers", min_peers, 1), checked_grace(grace_s)
-    return Chosen(
-        pace,
-        rule,
-        SparseWires(rule) if isinstance(rule, Sparse) else dense,
-        members,
-        timeout,
-    )
+    return Chosen(pace, rule, _wires(rule, compression, feedback), _peers(comm), timeout)
+
+
+def _wires(
+    rule: Rule, compression: Compression | Literal["default"] | None, feedback: bool | None
+) -> Wires:
+    if not isinstance(rule, Sparse):
+        return DenseWires("int4" if compression == "default" else compression, feedback)
+    if compression != "default" and parse(compression).name != "bf16":
+        raise ConfigError(f"compression={compression!r}: a sparse rule sends bf16; leave it out")
+    if feedback is not None:
+        raise ConfigError(
+            f"feedback={feedback!r}: a sparse rule always keeps what it does not send, by its "
+            "decay; leave it out"
+        )
+    return SparseWires(rule)
+
+
+def _peers(comm: Communicator | Peers | None) -> Peers | None:
+    if isinstance(comm, Communicator):
+        return FixedPeers(comm)
+    able = not isinstance(comm, type) and callable(getattr(comm, "begin_round", None))
+    if comm is not None and not able:
+        raise ConfigError(f"comm={comm!r}: give a ringcomm.Communicator, a Membership, or None")
+    return comm
 
 
 def _require_delay(delay: int, pace: Pace, fragments: int) -> None:

@@ -45,7 +45,6 @@ from ...errors import ConfigError, RingcommError, naming
 from ...exact import without_exact
 from ...membership import Membership
 from .. import guards
-from ..argument_checks import takes
 from ..group import default_comm
 from ..optim.exchanging import ExchangingOptimizer
 from ..wrapped import inner_of
@@ -58,7 +57,7 @@ from .peers import FixedPeers, Peers
 from .report import OuterReport
 from .rounds import Rounds
 from .rules import MEAN, Rule
-from .settings import OuterSettings, choose
+from .settings import OuterSettings, choose, takes_settings
 from .ticks import NoTicks, optimizers_of, ticks_of
 from .wires import DenseWire, LargestWire, Wires
 
@@ -79,22 +78,20 @@ class OuterStep:
         outer: how the anchor follows the mean of the deltas: "mean", "nesterov", "sparse", or one
             of Nesterov(gamma, mu), Sparse(density, ...). None: nesterov with gamma .7 and mu .5;
             with every=None mean.
-        compression: codec of the deltas: "int4" or another; None or "none": no compression. A
-            sparse rule always sends bf16. (``codec`` is its old name.)
-        feedback: None: error feedback if the codec needs it. True: with int8, too. False: none.
+        compression: codec of the deltas; None or "none": no compression. "default": "int4", but
+            "bf16" with a sparse rule, which takes no other. (``codec`` is its old name.)
+        feedback: None: error feedback if the codec needs it. True: with int8 or fp8, too. False:
+            none. A sparse rule takes None only.
         fragments: number of parts in which the parameters are exchanged, at staggered times.
         delay: iterations that continue while another thread exchanges a part; below
             every / fragments. Their training is added to the new anchor.
         scaler: the torch.amp.GradScaler, if there is one: then iterations in which it skips the
             step count, too.
         comm: the communicator; None: that of the default process group if its backend is
-            "ringcomm", else ringcomm's default one. Rounds with a delay use one of their own.
-        min_peers: continue without ranks that are lost or late, with at least that many, and with
-            ranks that come back. ``attach`` then connects the ranks, as ringcomm.init does.
-        grace_s: seconds that a round waits for late ranks when min_peers have come.
-        peers: decides on the members of a round, instead of ``comm`` and min_peers: a
-            ringcomm.membership.Membership, for example with rejoin=True. With a delay nothing else
-            may use its communicator while OuterStep is attached.
+            "ringcomm", else ringcomm's default one. Rounds with a delay use one of their own. Or a
+            ringcomm.membership.Membership: rounds go on without ranks that are lost or late, and
+            with ranks that come back. With a delay nothing else may use its communicator while
+            OuterStep is attached.
         timeout: seconds that a rank waits for the others in a round; None: the communicator's.
 
     A step with a gradient of this rank that is not finite is skipped on this rank, with a warning,
@@ -107,11 +104,7 @@ class OuterStep:
     Raises ConfigError for a setting that cannot work.
     """
 
-    @takes(
-        OuterSettings,
-        {"codec": "compression"},
-        {"merge": "is gone: what is trained during a delay is added to the new anchor"},
-    )
+    @takes_settings
     def __init__(
         self,
         model: nn.Module,
@@ -119,15 +112,12 @@ class OuterStep:
         *,
         every: int | None = 30,
         outer: Literal["mean", "nesterov", "sparse"] | Rule | None = None,
-        compression: Compression | None = "int4",
+        compression: Compression | Literal["default"] | None = "default",
         feedback: bool | None = None,
         fragments: int = 1,
         delay: int = 0,
         scaler: Any = None,
-        comm: Communicator | None = None,
-        min_peers: int | None = None,
-        grace_s: float = 30.0,
-        peers: Peers | None = None,
+        comm: Communicator | Membership | None = None,
         timeout: float | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -144,9 +134,6 @@ class OuterStep:
             fragments=fragments,
             delay=delay,
             comm=comm,
-            min_peers=min_peers,
-            grace_s=grace_s,
-            peers=peers,
             timeout=timeout,
         )
         pace, rule, self._wires = chosen.pace, chosen.rule, chosen.wires
@@ -154,8 +141,7 @@ class OuterStep:
         trained = [tensor for unit_ in cut_up for _, tensor in unit_.units[0].block.tensors]
         self._ids = {id(tensor) for tensor in trained}
         _require_own(optimizers, self._ids)
-        self._comm, self._peers, self._members = comm, peers, chosen.members
-        self._made: Membership | None = None
+        self._peers = chosen.peers
         self._own: Communicator | None = None
         self._delay = delay
         about = repr(
@@ -213,10 +199,7 @@ class OuterStep:
         with _attaching:
             if any(not self._ids.isdisjoint(other._ids) for other in _attached):
                 raise ConfigError("OuterStep: another one is attached to this model; detach that")
-        if self._members is not None:
-            min_peers, grace_s = self._members
-            self._peers = self._made = Membership(min_peers=min_peers, grace_s=grace_s)
-        peers = self._peers or FixedPeers(self.comm)
+        peers = self._peers_or_default()
         hellos = self._core.start(peers, self._setup())
         guards.require_apart(self._ids, [row.place for row in hellos.rows])
         if self._delay and isinstance(peers, FixedPeers):
@@ -285,9 +268,6 @@ class OuterStep:
         guards.unwatch(self)
         if self._first_batch is not None:
             self._first_batch.stop()
-        if self._made is not None:
-            self._made.close()
-            self._peers = self._made = None
         self._core.stop(self._own)
         self._end_warning.unsent = 0
         self._own = None
@@ -365,8 +345,8 @@ class OuterStep:
         return state.state_dict(self._core, self._wires, self._wires_comm, own=False)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restores what ``state_dict`` or ``gather_state_dict`` returned, before or (with
-        min_peers only) after ``attach``. All ranks must load; nothing is sent. This rank's own
+        """Restores what ``state_dict`` or ``gather_state_dict`` returned, before or after
+        ``attach``. All ranks must load; nothing is sent. This rank's own
         state does not change the model's weights: load its own weights, too, after ``attach``
         if that came first. Any other state sets the model to the anchor.
 
@@ -381,15 +361,7 @@ class OuterStep:
     @property
     def comm(self) -> Communicator:
         """Communicator that it was given, or that of the latest round's members."""
-        if self._peers is not None:
-            return self._peers.comm
-        if self._members is not None:
-            raise ConfigError(
-                "OuterStep with min_peers joins the other ranks in attach(): attach it first"
-            )
-        if self._comm is None:
-            self._comm = default_comm()
-        return self._comm
+        return self._peers_or_default().comm
 
     @property
     def _wires_comm(self) -> Communicator:
@@ -410,6 +382,11 @@ class OuterStep:
         return self._core.report
 
     # ---- helpers ----
+
+    def _peers_or_default(self) -> Peers:
+        if self._peers is None:
+            self._peers = FixedPeers(default_comm())
+        return self._peers
 
     @naming("a round of OuterStep")
     def _tick(self) -> None:

@@ -136,13 +136,18 @@ class DenseWires:
         feedback: None: error feedback if the codec needs it. True: with any codec that rounds in
             blocks. False: none.
 
-    Raises ConfigError for an unknown codec, or a wrong ``feedback``.
+    Raises ConfigError for an unknown codec, a wrong ``feedback``, and True with a codec that rounds
+    each element by itself or not at all.
     """
 
     def __init__(self, compression: Compression | None, feedback: bool | None) -> None:
         parsed: Codec = parse(compression)
         if feedback not in (None, True, False):
             raise ConfigError(f"feedback={feedback!r}: give True, False or None")
+        if feedback and not parsed.quantises:
+            raise ConfigError(
+                f"feedback=True: {parsed.name} keeps no rounding errors; leave it out, or take int8"
+            )
         self._codec = cast(Compression, parsed.name)
         self._keeps = parsed.quantises and (parsed.needs_feedback if feedback is None else feedback)
         self._store = FeedbackStore()
