@@ -70,9 +70,8 @@ ssize_t outbox_send(outbox *box, int fd, const outbox_batch *batch)
     while (sent < 0 && errno == EINTR);
     if (sent > 0)
         atomic_store(&box->last_tx, clock_ns());
-    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-        return 0;
-    return sent;
+    int is_full = errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM;
+    return sent < 0 && is_full ? 0 : sent;
 }
 
 void outbox_advance(outbox *box, size_t bytes)

@@ -102,8 +102,8 @@ void frame_seal(out_frame *frame);
  * bytes.
  */
 void outbox_gather(const outbox *box, outbox_batch *batch, size_t most);
-/* Sends a batch. Returns the bytes that the socket took: fewer than the batch has if it is full; -1
- * if it will never take any. */
+/* Sends a batch. Returns the bytes that the socket took: fewer than the batch has if it is full, or
+ * the kernel short of memory; -1 if it will never take any. */
 ssize_t outbox_send(outbox *box, int fd, const outbox_batch *batch);
 /* Notes that so many bytes are in the socket; moves frames that are in it as a whole to gone. */
 void outbox_advance(outbox *box, size_t bytes);
