@@ -13,7 +13,7 @@ from test_c import C_TESTS, require, require_sanitizer
 
 SANITIZER = "address,undefined"
 SIMULATE = C_TESTS.parents[1] / "build" / "ctest" / SANITIZER.replace(",", "-") / "simulate"
-SEEDS = 800
+SEEDS = 600
 
 simulated = pytest.mark.beside(
     *("flock", str(C_TESTS), "make", "--no-print-directory", "-C", str(C_TESTS)),

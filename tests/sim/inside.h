@@ -26,9 +26,8 @@ typedef struct stream {
     size_t count, room, arrivals, acks; /* packets that have arrived, been acknowledged */
     uint64_t arrived, acked;
     uint64_t wire_free, last_at, last_ack;
-    uint64_t dark_until; /* what is on its way arrives after that */
-    uint64_t flipped_at; /* the byte whose bit is flipped; OS_NEVER: none */
-    int flip_next, refuse;
+    uint64_t dark_until;        /* what is on its way arrives after that */
+    int flip_next, short_reads; /* in a row */
 } stream;
 
 typedef struct end {
@@ -64,7 +63,7 @@ typedef struct os_state {
     uint64_t now, random, orders;
     FILE *trace;
     os_mood mood;
-    int rank, lane_count, file_count, flip_was_read;
+    int rank, lane_count, file_count;
     lane *lanes[OS_MOST_LANES];
     file files[MOST_FILES];
     process processes[OS_MOST_RANKS];

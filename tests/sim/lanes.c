@@ -15,7 +15,6 @@ int os_lane(int a, int b, const os_wire *wire, int fds[2])
         l->ends[i] = (end){rank, fds[i], 1, 1, OS_NEVER, OS_NEVER, 0};
         uint64_t size = (uint64_t)wire->send_buffer + wire->receive_buffer;
         l->out[i] = (stream){.wire = *wire, .ring = malloc(size), .size = size};
-        l->out[i].flipped_at = OS_NEVER;
     }
     os.lanes[os.lane_count] = l;
     return os.lane_count++;
@@ -113,10 +112,10 @@ void send_packets(lane *l, int from, const uint8_t *bytes, uint64_t count)
     stream *s = &l->out[from];
     put(s, bytes, count, s->written);
     if (s->flip_next && count > 0) {
-        s->flipped_at = s->written + os_draw(count);
-        s->ring[s->flipped_at % s->size] ^= (uint8_t)(1 << os_draw(8));
+        uint64_t at = s->written + os_draw(count);
+        s->ring[at % s->size] ^= (uint8_t)(1 << os_draw(8));
         s->flip_next = 0;
-        os_trace(l->ends[from].rank, "flips byte %llu", (unsigned long long)s->flipped_at);
+        os_trace(l->ends[from].rank, "flips byte %llu", (unsigned long long)at);
     }
     for (uint64_t left = count; left > 0;) {
         uint64_t part = least(left, 1 + os_draw(MOST_PACKET));
@@ -130,7 +129,6 @@ void take(lane *l, int to, uint8_t *bytes, uint64_t count)
     stream *in = &l->out[!to];
     int was_full = in->acked > in->read + in->wire.receive_buffer;
     get(in, bytes, count);
-    os.flip_was_read |= in->flipped_at >= in->read && in->flipped_at < in->read + count;
     in->read += count;
     if (was_full) /* the sender has room again */
         os_look_at(l->ends[!to].rank, os.now + in->wire.delay);
@@ -193,16 +191,6 @@ void os_slow_down(int number, double factor)
 void os_flip(int number, int from)
 {
     os.lanes[number]->out[from].flip_next = 1;
-}
-
-void os_refuse(int number, int from, int error)
-{
-    os.lanes[number]->out[from].refuse = error;
-}
-
-int os_flip_was_read(void)
-{
-    return os.flip_was_read;
 }
 
 /* Closes an end as the kernel does: with RST if something was not read, else with FIN. */

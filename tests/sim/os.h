@@ -32,7 +32,8 @@ typedef struct os_wire {
     uint32_t send_buffer, receive_buffer; /* bytes */
 } os_wire;
 
-/* How often (of 1,000 calls) a call does less than it could. */
+/* How often (of 1,000 calls) a call does less than it could: by EINTR; by EAGAIN, or ENOBUFS of a
+ * write; by a part of the bytes, or of the events. */
 typedef struct os_mood {
     unsigned interrupted, refused, partial;
 } os_mood;
@@ -75,10 +76,6 @@ void os_silence(int lane, int end, uint64_t until);
 void os_slow_down(int lane, double factor);
 /* Flips a bit of the next bytes that the end sends. */
 void os_flip(int lane, int end);
-/* Refuses the next write of the end with this errno. */
-void os_refuse(int lane, int end, int number);
-/* Returns 1 if a flipped bit was read. */
-int os_flip_was_read(void);
 void os_kill(int rank);
 void os_stop(int rank, uint64_t until);
 

@@ -117,21 +117,17 @@ static uint64_t gather(const struct msghdr *message, uint8_t **bytes)
 }
 
 /* Returns why a call on the socket fails at once, or 0. */
-static int refusal(end *e, stream *out, int is_read)
+static int refusal(end *e, int is_read)
 {
     if (happens(os.mood.interrupted))
         return EINTR;
     if (happens(os.mood.refused))
-        return EAGAIN;
-    if (is_read)
+        return is_read || os_draw(2) ? EAGAIN : ENOBUFS;
+    if (is_read || e->rst_at > os.now)
         return 0;
-    int number = out->refuse;
-    out->refuse = 0;
-    if (number != 0 || e->rst_at > os.now)
-        return number;
-    number = e->rst_told ? EPIPE : ECONNRESET;
+    int is_first = !e->rst_told;
     e->rst_told = 1;
-    return number;
+    return is_first ? ECONNRESET : EPIPE;
 }
 
 ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags);
@@ -142,7 +138,7 @@ ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags)
     if (f == NULL || f->kind != FILE_SOCKET)
         return failing(f == NULL ? EBADF : ENOTSOCK);
     lane *l = os.lanes[f->lane];
-    int why = refusal(&l->ends[f->end], &l->out[f->end], 0);
+    int why = refusal(&l->ends[f->end], 0);
     uint64_t room = space(&l->out[f->end]);
     if (why == 0 && room == 0)
         why = EAGAIN;
@@ -181,6 +177,15 @@ static int end_of(end *e)
     return e->fin_at <= os.now ? 0 : failing(EAGAIN);
 }
 
+/* Has a read bring less than there is, but not time and again: what a kernel has, it soon gives. */
+static uint64_t maybe_less(stream *in, uint64_t count)
+{
+    enum { MOST_SHORT_READS = 3 };
+    int is_short = count > 1 && in->short_reads < MOST_SHORT_READS && happens(os.mood.partial);
+    in->short_reads = is_short ? in->short_reads + 1 : 0;
+    return is_short ? 1 + os_draw(count) : count;
+}
+
 ssize_t __wrap_recvmsg(int fd, struct msghdr *message, int flags);
 ssize_t __wrap_recvmsg(int fd, struct msghdr *message, int flags)
 {
@@ -189,7 +194,7 @@ ssize_t __wrap_recvmsg(int fd, struct msghdr *message, int flags)
     if (f == NULL || f->kind != FILE_SOCKET)
         return failing(f == NULL ? EBADF : ENOTSOCK);
     lane *l = os.lanes[f->lane];
-    int why = refusal(&l->ends[f->end], NULL, 1);
+    int why = refusal(&l->ends[f->end], 1);
     if (why != 0)
         return failing(why);
     uint64_t wanted = 0, count = readable(&l->out[!f->end]);
@@ -198,8 +203,7 @@ ssize_t __wrap_recvmsg(int fd, struct msghdr *message, int flags)
     count = least(count, wanted);
     if (count == 0)
         return end_of(&l->ends[f->end]);
-    if (count > 1 && happens(os.mood.partial))
-        count = 1 + os_draw(count);
+    count = maybe_less(&l->out[!f->end], count);
     uint8_t *bytes = malloc(count);
     take(l, f->end, bytes, count);
     scatter(message, bytes, count);

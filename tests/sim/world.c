@@ -1,7 +1,6 @@
 /* world.c - see world.h. */
 #include "world.h"
 
-#include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +33,6 @@ typedef enum fault_kind {
     FAULT_DARK_ONE,
     FAULT_DARK_BOTH,
     FAULT_FLIP,
-    FAULT_REFUSED, /* ENOBUFS */
     FAULT_KILL,
     FAULT_VANISH, /* a host, with all its lanes */
     FAULT_STOP,
@@ -42,10 +40,10 @@ typedef enum fault_kind {
 } fault_kind;
 
 static const char *const fault_names[FAULT_KINDS] = {
-    [FAULT_PAUSE] = "pause",    [FAULT_SLOW] = "slow",     [FAULT_NAP] = "nap",
-    [FAULT_RST] = "rst",        [FAULT_FIN] = "fin",       [FAULT_DARK_ONE] = "dark one way",
-    [FAULT_DARK_BOTH] = "dark", [FAULT_FLIP] = "flip",     [FAULT_REFUSED] = "refused",
-    [FAULT_KILL] = "kill",      [FAULT_VANISH] = "vanish", [FAULT_STOP] = "stop"};
+    [FAULT_PAUSE] = "pause",    [FAULT_SLOW] = "slow", [FAULT_NAP] = "nap",
+    [FAULT_RST] = "rst",        [FAULT_FIN] = "fin",   [FAULT_DARK_ONE] = "dark one way",
+    [FAULT_DARK_BOTH] = "dark", [FAULT_FLIP] = "flip", [FAULT_KILL] = "kill",
+    [FAULT_VANISH] = "vanish",  [FAULT_STOP] = "stop"};
 
 typedef struct fault {
     fault_kind kind;
@@ -81,7 +79,7 @@ typedef struct world {
     uint64_t seed, random, began, quiet_at;
     uint64_t calls_at[OS_MOST_RANKS]; /* its next call, at the earliest */
     uint64_t due[OS_MOST_RANKS];      /* when its program wants a turn */
-    int ranks, groups, faults, turn, failed, flips;
+    int ranks, groups, faults, turn, failed;
     unsigned suspects, confused; /* ranks that may be blamed; ranks that may blame anyone */
     unsigned dead;
     unsigned codes;       /* bits of the results with which calls may fail */
@@ -157,11 +155,14 @@ static os_wire draw_wire(world *w, const rc_comm_config *config)
 static void draw_faults(world *w)
 {
     static const int counts[] = {0, 1, 1, 1, 1, 1, 2, 3};
+    static const fault_kind often[] = {FAULT_FLIP, FAULT_FLIP, FAULT_RST, FAULT_DARK_ONE};
     w->faults = PICK(w, counts);
     int gentle = pick(w, 3) == 0;
     for (int i = 0; i < w->faults; i++) {
         fault *f = &w->fault[i];
         f->kind = (fault_kind)pick(w, gentle ? FAULT_HARMLESS : FAULT_KINDS);
+        if (!gentle && pick(w, 4) == 0)
+            f->kind = PICK(w, often);
         f->turn = (int)pick(w, 1ULL << pick(w, 13)) % FAULT_TURNS;
         f->lane = (int)pick(w, (uint64_t)os_lanes());
         f->end = (int)pick(w, 2);
@@ -432,8 +433,7 @@ static void befall(world *w, const fault *f)
         os_silence(f->lane, 0, OS_NEVER);
         os_silence(f->lane, 1, OS_NEVER);
         break;
-    case FAULT_FLIP: os_flip(f->lane, f->end), w->flips++; break;
-    case FAULT_REFUSED: os_refuse(f->lane, f->end, ENOBUFS); break;
+    case FAULT_FLIP: os_flip(f->lane, f->end); break;
     case FAULT_KILL: os_kill(f->rank), w->dead |= 1U << f->rank; break;
     case FAULT_VANISH: silence_rank(f); break;
     case FAULT_STOP: os_stop(f->rank, os_now() + w->bound + pick(w, 1000 * MS)); break;
