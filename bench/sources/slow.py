@@ -555,10 +555,10 @@ def notes(found: Found) -> list[str]:
 
 
 def _images(found: Found) -> list[str]:
-    """A line for each method of image classes; none before fp32's runs are there."""
+    """The methods of image classes, in one sentence; none before fp32's runs are there."""
     if f"steps {IMAGES[FP32][0]}" not in found:
         return []
-    lines = [f"Images, SGD: runs that reach {WRONG:.0%} wrong, steps, speed over fp32.", ""]
+    there, failed = [], []
     base: float | None = None
     for name, (train, way) in IMAGES.items():
         learned, pace = found.get(f"steps {train}"), pace_of(found, way)
@@ -566,14 +566,16 @@ def _images(found: Found) -> list[str]:
             continue
         runs = list(learned["curves"].values())
         many = [math.inf if (one := steps_to(run, WRONG)) is None else one for run in runs]
+        if max(many) == math.inf:
+            failed.append(f"{name} ({sum(map(math.isfinite, many))}/{len(many)})")
+            continue
         middle = statistics.median(many)
-        took = None if pace is None or math.isinf(middle) else pace.seconds(middle)
+        took = None if pace is None else pace.seconds(middle)
         base = took if name == FP32 else base
-        reach = f"{sum(map(math.isfinite, many))}/{len(many)}"
-        steps_text = FAILED if math.isinf(middle) else f"{middle:.0f}"
-        ratio = FAILED if took is None or base is None else _times_text(base / took)
-        lines.append(f"- {name}: {reach}, {steps_text}, {ratio}")
-    return ["\n".join(lines)]
+        ratio = "" if took is None or base is None else f" ({_times_text(base / took)})"
+        there.append(f"{name} {middle:.0f}{ratio}")
+    said = f"Images by SGD, steps to {WRONG:.0%} wrong and speed over fp32: {'; '.join(there)}."
+    return [said + (f" Not all runs get there: {'; '.join(failed)}." if failed else "")]
 
 
 def _notes_of_the_best(found: Found) -> list[str]:
