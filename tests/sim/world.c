@@ -36,6 +36,7 @@ typedef enum fault_kind {
     FAULT_KILL,
     FAULT_VANISH, /* a host, with all its lanes */
     FAULT_STOP,
+    FAULT_ABORT, /* a rank's program gives up */
     FAULT_KINDS
 } fault_kind;
 
@@ -43,7 +44,7 @@ static const char *const fault_names[FAULT_KINDS] = {
     [FAULT_PAUSE] = "pause",    [FAULT_SLOW] = "slow", [FAULT_NAP] = "nap",
     [FAULT_RST] = "rst",        [FAULT_FIN] = "fin",   [FAULT_DARK_ONE] = "dark one way",
     [FAULT_DARK_BOTH] = "dark", [FAULT_FLIP] = "flip", [FAULT_KILL] = "kill",
-    [FAULT_VANISH] = "vanish",  [FAULT_STOP] = "stop"};
+    [FAULT_VANISH] = "vanish",  [FAULT_STOP] = "stop", [FAULT_ABORT] = "abort"};
 
 typedef struct fault {
     fault_kind kind;
@@ -78,12 +79,13 @@ typedef struct group {
 typedef struct world {
     uint64_t seed, random, began, quiet_at;
     uint64_t calls_at[OS_MOST_RANKS]; /* its next call, at the earliest */
+    uint64_t pace[OS_MOST_RANKS];     /* ns between calls, at most */
     uint64_t due[OS_MOST_RANKS];      /* when its program wants a turn */
     int ranks, groups, faults, turn, failed;
     unsigned suspects, confused; /* ranks that may be blamed; ranks that may blame anyone */
     unsigned dead;
     unsigned codes;       /* bits of the results with which calls may fail */
-    uint64_t befallen_at; /* when the last fault came */
+    uint64_t befallen_at; /* when the last fault came, or the last rank went */
     uint64_t bound;       /* ns that everything may take once there are no more faults */
     rc_engine *engines[OS_MOST_RANKS];
     group group[MOST_GROUPS];
@@ -228,7 +230,8 @@ static void open_group(world *w, group *g)
 
 static void open_world(world *w)
 {
-    const char *kernels[] = {NULL, "scalar"};
+    static const char *const kernels[] = {NULL, "scalar"};
+    static const uint64_t paces[] = {1, MS, 20 * MS, 300 * MS};
     w->ranks = 2 + (int)pick(w, pick(w, 2) ? 2 : OS_MOST_RANKS - 1);
     w->groups = 1 + (pick(w, 4) == 0);
     for (int rank = 0; rank < w->ranks; rank++) {
@@ -236,6 +239,7 @@ static void open_world(world *w)
         check(w, rc_engine_create(&w->engines[rank], PICK(w, kernels)), "engine");
         w->calls_at[rank] = os_now() + pick(w, 5 * MS);
         w->due[rank] = OS_NEVER;
+        w->pace[rank] = PICK(w, paces);
         os_look_at(rank, os_now());
         want_turn(w, rank, w->calls_at[rank]);
     }
@@ -287,7 +291,7 @@ static void call_more(world *w, group *g, int rank)
         call(w, g, rank, t, what);
         m->in_flight++;
         if (pick(w, 4) == 0) {
-            w->calls_at[rank] = os_now() + pick(w, 20 * MS);
+            w->calls_at[rank] = os_now() + pick(w, w->pace[rank]);
             want_turn(w, rank, w->calls_at[rank]);
         }
     }
@@ -382,6 +386,7 @@ static void close_member(world *w, group *g, int rank)
     rc_comm_free(m->comm);
     m->comm = NULL;
     m->state = GONE;
+    w->befallen_at = os_now(); /* behind a dark lane its silence begins now */
     os_trace(rank, "gone group %d", (int)(g - w->group));
 }
 
@@ -420,6 +425,14 @@ static void silence_rank(const fault *f)
                 os_silence(i, end, OS_NEVER);
 }
 
+static void give_up(world *w, int rank)
+{
+    os_enter(rank);
+    for (int i = 0; i < w->groups && !(w->dead >> rank & 1); i++)
+        if (w->group[i].members[rank].state == WORKS)
+            rc_comm_abort(w->group[i].members[rank].comm, "it was drawn");
+}
+
 static void befall(world *w, const fault *f)
 {
     switch (f->kind) {
@@ -437,6 +450,7 @@ static void befall(world *w, const fault *f)
     case FAULT_KILL: os_kill(f->rank), w->dead |= 1U << f->rank; break;
     case FAULT_VANISH: silence_rank(f); break;
     case FAULT_STOP: os_stop(f->rank, os_now() + w->bound + pick(w, 1000 * MS)); break;
+    case FAULT_ABORT: give_up(w, f->rank); break;
     default: break;
     }
 }
@@ -447,7 +461,9 @@ static void suspect(world *w, const fault *f)
     if (f->kind < FAULT_HARMLESS)
         return;
     w->suspects |= 1U << f->rank;
-    w->codes |= 1U << (f->kind == FAULT_FLIP ? RC_PROTOCOL : RC_PEER_LOST);
+    w->codes |= 1U << (f->kind == FAULT_FLIP    ? RC_PROTOCOL
+                       : f->kind == FAULT_ABORT ? RC_ABORTED
+                                                : RC_PEER_LOST);
     if (f->kind < FAULT_KILL)
         w->suspects |= 1U << os_lane_rank(f->lane, 0) | 1U << os_lane_rank(f->lane, 1);
     else
@@ -466,8 +482,8 @@ static void bring_faults(world *w)
         os_trace(-1, "fault %s lane %d end %d rank %d", fault_names[f->kind], f->lane, f->end,
                  f->rank);
         w->befallen_at = os_now();
-        befall(w, f);
         suspect(w, f);
+        befall(w, f);
     }
     if (left == 0 && w->quiet_at == 0) {
         w->quiet_at = os_now();
