@@ -2,7 +2,10 @@
  *
  *     simulate --seeds FIRST COUNT [--jobs N]    COUNT seeds, each of N processes the next one;
  *                                                prints those that failed
- *     simulate --seed N [--trace]                one of them, on stdout with every event
+ *     simulate --seed N [--trace] [--part FAULTS CALLS CALLS CALM]
+ *                                                one of them, on stdout with every event; a part
+ *                                                of it (world_part)
+ *     simulate --shrink N                        looks for a small part of it that fails, too
  *
  * What it is. The whole C core, as it ships, with all ranks in one thread and a system behind it
  * that is simulated (os.h): clock, sockets, epoll. A seed is a job with its options and faults, and
@@ -48,7 +51,7 @@ static void run_seeds(shared *s, int job)
     for (uint64_t seed; (seed = s->next++) < s->last;) {
         s->current[job] = seed;
         alarm(SEED_S); /* real time, for a core that never comes back */
-        if (!world_run(seed, NULL)) {
+        if (!world_run(seed, &WORLD_WHOLE, NULL)) {
             s->failed++;
             printf("FAILED %llu\n", (unsigned long long)seed);
             fflush(stdout);
@@ -92,30 +95,121 @@ static int run_all(uint64_t first, uint64_t count, int jobs)
     return s->failed != 0;
 }
 
+/* ---- a small part that fails ---- */
+
+static int fails(uint64_t seed, const world_part *part)
+{
+    int status = 0;
+    pid_t pid = fork();
+    if (pid == 0) {
+        alarm(SEED_S);
+        exit(freopen("/dev/null", "w", stderr) == NULL || !world_run(seed, part, NULL));
+    }
+    waitpid(pid, &status, 0);
+    return status != 0;
+}
+
+/* Takes the smaller part if it fails. Returns 1 if it does. */
+static int settle_for(uint64_t seed, world_part *part, world_part smaller)
+{
+    if (memcmp(part, &smaller, sizeof smaller) == 0 || !fails(seed, &smaller))
+        return 0;
+    *part = smaller;
+    return 1;
+}
+
+static int shrink_calls(uint64_t seed, world_part *part, int group)
+{
+    int shrinks = 0, step = 16;
+    while (step > 0) {
+        world_part smaller = *part;
+        int calls = smaller.calls[group] < 16 ? smaller.calls[group] : 16;
+        smaller.calls[group] = calls > step ? calls - step : 0;
+        if (settle_for(seed, part, smaller))
+            shrinks = 1;
+        else
+            step /= 2;
+    }
+    return shrinks;
+}
+
+static int shrink(uint64_t seed)
+{
+    world_part part = WORLD_WHOLE;
+    int shrinks = fails(seed, &part);
+    if (!shrinks) {
+        printf("seed %llu does not fail\n", (unsigned long long)seed);
+        return 0;
+    }
+    while (shrinks) {
+        world_part smaller = part;
+        smaller.is_calm = 1;
+        shrinks = settle_for(seed, &part, smaller);
+        for (int i = 0; i < 8; i++) {
+            smaller = part;
+            smaller.faults &= ~(1U << i);
+            shrinks |= settle_for(seed, &part, smaller);
+        }
+        for (int group = 0; group < WORLD_MOST_GROUPS; group++)
+            shrinks |= shrink_calls(seed, &part, group);
+    }
+    printf("--seed %llu --part %u %d %d %d\n", (unsigned long long)seed, part.faults, part.calls[0],
+           part.calls[1], part.is_calm);
+    return 1;
+}
+
+/* ---- the command line ---- */
+
+typedef struct options {
+    uint64_t first, count;
+    int jobs, traced;
+    char what; /* 'a'll seeds, 'o'ne, 's'hrink */
+    world_part part;
+} options;
+
+/* Reads one option; returns how many words it takes, or 0. */
+static int read_option(options *o, char **word, int left)
+{
+    if (strcmp(word[0], "--trace") == 0) {
+        o->traced = 1;
+        return 1;
+    }
+    if (left > 1 && strcmp(word[0], "--jobs") == 0) {
+        o->jobs = atoi(word[1]);
+        return 2;
+    }
+    if (left > 1 && (strcmp(word[0], "--seed") == 0 || strcmp(word[0], "--shrink") == 0)) {
+        o->first = strtoull(word[1], NULL, 10);
+        o->what = word[0][3] == 'e' ? 'o' : 's';
+        return 2;
+    }
+    if (left > 2 && strcmp(word[0], "--seeds") == 0) {
+        o->first = strtoull(word[1], NULL, 10);
+        o->count = strtoull(word[2], NULL, 10);
+        o->what = 'a';
+        return 3;
+    }
+    if (left > 4 && strcmp(word[0], "--part") == 0) {
+        o->part =
+            (world_part){(unsigned)atoi(word[1]), {atoi(word[2]), atoi(word[3])}, atoi(word[4])};
+        return 5;
+    }
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
-    uint64_t first = 0, count = 0;
-    int jobs = 1, traced = 0, one = 0;
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--seeds") == 0 && i + 2 < argc) {
-            first = strtoull(argv[i + 1], NULL, 10);
-            count = strtoull(argv[i + 2], NULL, 10);
-            i += 2;
-        } else if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc) {
-            first = strtoull(argv[++i], NULL, 10);
-            one = 1;
-        } else if (strcmp(argv[i], "--jobs") == 0 && i + 1 < argc) {
-            jobs = atoi(argv[++i]);
-        } else if (strcmp(argv[i], "--trace") == 0) {
-            traced = 1;
-        } else {
-            fprintf(stderr,
-                    "usage: simulate --seeds FIRST COUNT [--jobs N] | --seed N [--trace]\n");
-            return 2;
-        }
+    options o = {.jobs = 1, .part = WORLD_WHOLE};
+    for (int i = 1, words = 1; i < argc; i += words) {
+        words = read_option(&o, argv + i, argc - i);
+        if (words == 0)
+            o.what = 0, words = argc;
     }
-    jobs = jobs < 1 ? 1 : jobs > MOST_JOBS ? MOST_JOBS : jobs;
-    if (!one)
-        return run_all(first, count, jobs);
-    return !world_run(first, traced ? stdout : NULL);
+    o.jobs = o.jobs < 1 ? 1 : o.jobs > MOST_JOBS ? MOST_JOBS : o.jobs;
+    switch (o.what) {
+    case 'a': return run_all(o.first, o.count, o.jobs);
+    case 'o': return !world_run(o.first, &o.part, o.traced ? stdout : NULL);
+    case 's': return shrink(o.first);
+    default: fputs("simulate: see the head of tests/sim/sim.c\n", stderr); return 2;
+    }
 }

@@ -10,7 +10,6 @@
 #include "os.h"
 
 enum {
-    MOST_GROUPS = 2,
     MOST_CALLS = 12,
     MOST_IN_FLIGHT = 4,
     MOST_FAULTS = 3,
@@ -88,11 +87,9 @@ typedef struct world {
     uint64_t befallen_at; /* when the last fault came, or the last rank went */
     uint64_t bound;       /* ns that everything may take once there are no more faults */
     rc_engine *engines[OS_MOST_RANKS];
-    group group[MOST_GROUPS];
+    group group[WORLD_MOST_GROUPS];
     fault fault[MOST_FAULTS];
 } world;
-
-static unsigned long fault_counts[FAULT_KINDS];
 
 static void fails(world *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void fails(world *w, const char *format, ...)
@@ -478,7 +475,6 @@ static void bring_faults(world *w)
         left += f->turn > w->turn;
         if (f->turn != w->turn)
             continue;
-        fault_counts[f->kind]++;
         os_trace(-1, "fault %s lane %d end %d rank %d", fault_names[f->kind], f->lane, f->end,
                  f->rank);
         w->befallen_at = os_now();
@@ -589,7 +585,19 @@ static void close_world(world *w)
         fails(w, "%d descriptors are open", left);
 }
 
-int world_run(uint64_t seed, FILE *trace)
+static void leave_out(world *w, const world_part *part)
+{
+    for (int i = 0; i < w->faults; i++)
+        if (!(part->faults >> i & 1))
+            w->fault[i].turn = -1;
+    for (int i = 0; i < w->groups; i++)
+        if (w->group[i].calls > part->calls[i])
+            w->group[i].calls = part->calls[i];
+    if (part->is_calm)
+        os_set_mood((os_mood){0, 0, 0});
+}
+
+int world_run(uint64_t seed, const world_part *part, FILE *trace)
 {
     world *w = calloc(1, sizeof *w);
     w->seed = seed;
@@ -597,16 +605,10 @@ int world_run(uint64_t seed, FILE *trace)
     os_open(call_mix(seed), trace);
     w->began = os_now();
     open_world(w);
+    leave_out(w, part);
     run(w);
     close_world(w);
     int failed = w->failed;
     free(w);
     return !failed;
-}
-
-void world_count(FILE *out)
-{
-    for (int kind = 0; kind < FAULT_KINDS; kind++)
-        fprintf(out, "%s%s %lu", kind ? ", " : "", fault_names[kind], fault_counts[kind]);
-    fputc('\n', out);
 }

@@ -14,10 +14,20 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* Runs the job of this seed. trace: where every event goes, or NULL. Returns 1 if all was true,
- * else 0, with a line on stderr. */
-int world_run(uint64_t seed, FILE *trace);
-/* Returns how often a fault of each kind came, in words. */
-void world_count(FILE *out);
+enum { WORLD_MOST_GROUPS = 2, WORLD_ALL = 255 };
+
+/* What is left of a job: a part of its faults (bits) and of each group's calls (so many, the first
+ * ones); and whether system calls do all they can. */
+typedef struct world_part {
+    unsigned faults;
+    int calls[WORLD_MOST_GROUPS];
+    int is_calm;
+} world_part;
+
+#define WORLD_WHOLE ((world_part){WORLD_ALL, {WORLD_ALL, WORLD_ALL}, 0})
+
+/* Runs the job of this seed, or a part of it. trace: where every event goes, or NULL. Returns 1 if
+ * all was true, else 0, with a line on stderr. */
+int world_run(uint64_t seed, const world_part *part, FILE *trace);
 
 #endif
