@@ -11,8 +11,8 @@
  * that is simulated (os.h): clock, sockets, epoll. A seed is a job with its options and faults, and
  * runs the same way every time (world.h has what must be true).
  *
- * What it cannot see: how driving is handed over between threads, as each rank has one; the thread
- * that sends (threads = 2); polling (spin_us); fork; shared memory; GPUs; Python, and with it the
+ * What it cannot see: how driving is handed over between threads, as there is one; the thread that
+ * sends (threads = 2); polling (spin_us); fork; shared memory; GPUs; Python, and with it the
  * bring-up; descriptors that the program closes; ports that the kernel reports lost; a network
  * whose TCP is broken.
  *
