@@ -16,7 +16,8 @@ enum {
      */
     BYTES_PER_SEND = 256 << 10,
     EVENTS_PER_WAIT = 32,
-    /* Longest sleep; bounds the shutdown if nothing can wake the sender any more. */
+    /* Longest sleep; bounds the shutdown if nothing can wake the sender any more, and the wait
+     * after a write refused for want of memory. */
     LONGEST_SLEEP_MS = 250,
     /* Sleep between rounds where the epoll set is lost. */
     REFUSED_US = 10000
@@ -268,6 +269,15 @@ static void has_room(const sender *s, uint64_t number)
         set_outbox_state(box, OUTBOX_READY);
 }
 
+/* Marks every full outbox as ready, after a sleep without an event: a write that the kernel has
+ * refused for want of memory is followed by none. */
+static void try_all_again(const sender *s)
+{
+    for (outbox *box = s->first; box != NULL; box = box->next)
+        if (box->state == OUTBOX_FULL)
+            set_outbox_state(box, OUTBOX_READY);
+}
+
 /* Looks for sockets that have room again; with block waits until one has or the sender is woken.
  * Under the lock, which is released meanwhile. */
 static void poll_for_room(sender *s, int block)
@@ -282,6 +292,8 @@ static void poll_for_room(sender *s, int block)
     s->asleep = 0;
     for (int i = 0; i < count; i++)
         has_room(s, events[i].data.u64);
+    if (block && count == 0)
+        try_all_again(s);
 }
 
 static void *run(void *arg)

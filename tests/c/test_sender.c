@@ -3,6 +3,10 @@
  */
 #include "../../csrc/net/sender.h"
 
+#include <errno.h>
+#include <stdatomic.h>
+#include <sys/syscall.h>
+
 #include "lane_stream.h"
 
 enum { LARGE = 1000 }; /* payloads from here on are handed over, where a test says so */
@@ -113,6 +117,37 @@ static void sends_while_nobody_drives(void)
     expect_sent(f, FRAMES);
     CHECK_EQ(finish_reading(&r, f), FRAMES);
     close_fixture(f);
+}
+
+static atomic_int refusals; /* writes that the kernel is to refuse for want of memory */
+
+/* In place of libc's, for all tests that are linked with these. */
+ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
+{
+    if (atomic_load(&refusals) > 0) {
+        atomic_fetch_sub(&refusals, 1);
+        errno = ENOBUFS;
+        return -1;
+    }
+    return syscall(SYS_sendmsg, fd, message, flags);
+}
+
+/* By the driver and by the sender, which hears of no room in a socket that has always had some. */
+static void a_refused_write_is_tried_again(void)
+{
+    static uint8_t payload[MAX_LENGTH];
+    for (int by_sender = 0; by_sender < 2; by_sender++) {
+        fixture *f = by_sender ? open_with_sender(0, 0) : open_fixture(0);
+        reader r;
+        start_reading(&r, f, FRAME_HEADER_BYTES + MAX_LENGTH, 0);
+        atomic_store(&refusals, 1);
+        push(f, 0, payload, MAX_LENGTH);
+        CHECK_EQ(f->ln.owned_by_sender, by_sender);
+        expect_sent(f, 1);
+        CHECK_EQ(atomic_load(&refusals), 0);
+        CHECK_EQ(finish_reading(&r, f), 1);
+        close_fixture(f);
+    }
 }
 
 /* Another lane of the same engine. */
@@ -397,6 +432,7 @@ int main(void)
         {"order_is_kept", order_is_kept},
         {"only_long_works_are_worth_it", only_long_works_are_worth_it},
         {"sends_while_nobody_drives", sends_while_nobody_drives},
+        {"a_refused_write_is_tried_again", a_refused_write_is_tried_again},
         {"one_sender_for_several_lanes", one_sender_for_several_lanes},
         {"each_lane_moves_by_itself", each_lane_moves_by_itself},
         {"room_for_what_leaves_soon", room_for_what_leaves_soon},
