@@ -380,7 +380,7 @@ def test_what_a_group_makes_for_a_call_goes_before_the_stream_that_was_chosen(
 
     def body(comm: Communicator) -> None:
         group = Reducing()
-        group.comm, group._options = comm, Options()
+        group._comm, group._options = comm, Options()
         group._coalescing, group._detailed, group._checks_nan = None, False, False
         parts = [torch_gpu.tensor(torch.full((500,), float(i))) for i in range(2)]
         out = torch_gpu.empty((500,), torch.float32)
