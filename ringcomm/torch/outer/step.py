@@ -346,9 +346,9 @@ class OuterStep:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restores what ``state_dict`` or ``gather_state_dict`` returned, before or after
-        ``attach``. All ranks must load; nothing is sent. This rank's own
-        state does not change the model's weights: load its own weights, too, after ``attach``
-        if that came first. Any other state sets the model to the anchor.
+        ``attach``. All ranks must load; nothing is sent. This rank's own state does not change the
+        model's weights: load its own weights, too, after ``attach`` if that came first. Any other
+        state sets the model to the anchor.
 
         Raises ConfigError for an object that is no such state, a state of another model, rule or
         cut, or ``state_dict`` of a world of another size. (With ``state_dict`` of another rank of
