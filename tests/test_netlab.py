@@ -305,6 +305,46 @@ def test_a_rate_that_falls_holds_no_packet_back(possible: None) -> None:
 
 
 @pytest.mark.netns
+def test_a_stream_goes_on_where_its_rate_falls(possible: None) -> None:
+    """Of a stream TCP sends two segments at once where it may, which no bucket of the lower rates
+    lets through."""
+    take = """
+        import socket, sys
+        listener = socket.create_server((sys.argv[1], 5201))
+        print("ready")
+        stream, _ = listener.accept()
+        for line in sys.stdin:
+            left = 60_000
+            while left > 0:
+                left -= len(stream.recv(left))
+            print("done")
+    """
+    send = """
+        import socket, sys
+        stream = socket.create_connection((sys.argv[1], 5201), 30)
+        while True:
+            stream.sendall(bytes(60_000))
+    """
+    with NetLab(2, [26], slowest=3) as lab:
+        server = lab.run(
+            1,
+            [sys.executable, "-u", "-c", textwrap.dedent(take), lab.address(1, 0)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert server.stdin is not None
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        python(lab, 0, send, lab.address(1, 0))
+        for mbit in (26, 20, 26, 8, 26, 18):
+            for host in (0, 1):
+                lab.slow(host, 0, mbit)
+            server.stdin.write("go\n")
+            server.stdin.flush()
+            assert server.stdout.readline() == "done\n"
+
+
+@pytest.mark.netns
 def test_a_rate_falls_where_the_lab_was_made_for_it(possible: None) -> None:
     with NetLab(1, [0]) as lab:
         lab.slow(0, 0, 20)

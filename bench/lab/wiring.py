@@ -204,7 +204,14 @@ class Cable:
             namespace=self.namespace,
         )
         if self.slowest and (most := burst_bytes(self.slowest, self.mtu)) < GSO_BYTES:
-            sh("ip", "-n", self.namespace, "link", "set", self.device, "gso_max_size", str(most))
+            # By the size alone TCP would still send two segments at once, its least.
+            limits = (
+                "gso_max_size",
+                str(most),
+                "gso_max_segs",
+                str(most // (self.mtu + ETHERNET_BYTES)),
+            )
+            sh("ip", "-n", self.namespace, "link", "set", self.device, *limits)
         if self.mbit:
             self.shape(self.mbit)
 
