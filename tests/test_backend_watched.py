@@ -37,6 +37,7 @@ def test_hooks_and_the_recorder(nursery: Nursery, buffer: str) -> None:
             records = buffer != "0" and not before(2, 15)
             assert ("ringcomm:all_reduce" in event["entries"]) == records, event
             assert ("ringcomm:_all_gather_base" in event["entries"]) == records, event
+            assert event["alone"] != records, event  # the hooks are gone
         job.finish(quietly=False)
 
 

@@ -116,9 +116,8 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         self._handle = f"ringcomm:{self._place[0]:06}:{uuid.uuid4().hex}"
         self._shrinks = 0
         self._seconds = (options if comm is None else comm).config.timeout
-        self._is_watched = False
+        self._hooks: set[tuple[str, int]] = set()  # kind and number of torch's
         if stand_in.ASKS_BACKENDS:
-            self._is_watched = self._checks_nan or detail.is_recorded()
             self._register_backends(others)
         if torchs is not None and detail.is_recorded():
             self._recorder = _C10D.FlightRecorderHook.attach(torchs)
@@ -140,7 +139,9 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
     # ---- the way of a collective ----
 
     def _note_company(self) -> None:
-        """Notes whether a collective may go straight to its method."""
+        """Notes who has to do with a collective, which otherwise goes straight to its method."""
+        by_torch = self._checks_nan or detail.is_recorded() or bool(self._hooks)
+        self._is_watched = stand_in.ASKS_BACKENDS and by_torch
         self.is_alone = not (self._others or self._is_watched or self._abort_hooks)
 
     def elsewhere(self, args: Sequence[Any]) -> Any:
@@ -184,29 +185,29 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
 
     # ---- hooks ----
 
-    def register_pre_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
-        """Has torch call a function before each collective."""
-        self._is_watched = True
+    def _change_hooks(self, method: str, hook_id: int, *hook: Callable[[Any], None]) -> None:
+        """Calls torch's method of this name for all groups that carry the tensors."""
+        change = self._hooks.add if hook else self._hooks.discard
+        change((method.rpartition("register_")[2], hook_id))
         self._note_company()
         for group in filter(None, (super(), self._torchs)):
-            group.register_pre_hook(hook_id, hook)
+            getattr(group, method)(hook_id, *hook)
+
+    def register_pre_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
+        """Has torch call a function before each collective."""
+        self._change_hooks("register_pre_hook", hook_id, hook)
 
     def register_post_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
         """Has torch call a function after each collective has been submitted."""
-        self._is_watched = True
-        self._note_company()
-        for group in filter(None, (super(), self._torchs)):
-            group.register_post_hook(hook_id, hook)
+        self._change_hooks("register_post_hook", hook_id, hook)
 
     def unregister_pre_hook(self, hook_id: int) -> None:
         """Ends what ``register_pre_hook`` began."""
-        for group in filter(None, (super(), self._torchs)):
-            group.unregister_pre_hook(hook_id)
+        self._change_hooks("unregister_pre_hook", hook_id)
 
     def unregister_post_hook(self, hook_id: int) -> None:
         """Ends what ``register_post_hook`` began."""
-        for group in filter(None, (super(), self._torchs)):
-            group.unregister_post_hook(hook_id)
+        self._change_hooks("unregister_post_hook", hook_id)
 
     def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
         """Has a function called when a collective fails with the group, and before ``abort()``;

@@ -83,7 +83,7 @@ def hooked(rank: Rank) -> None:
     assert (len(before), len(after)) == seen
     assert group.get_error() == C10D.ErrorType.SUCCESS
     assert x.tolist() == [float(n * n)] * 3
-    rank.emit("right", entries=_recorded())
+    rank.emit("right", entries=_recorded(), alone=group.is_alone)
     dist.barrier()
     dist.destroy_process_group()
 
