@@ -48,6 +48,7 @@ def closed_in_flight(rank: Rank) -> None:
         return
     works = [comm.allreduce(t, async_op=True) for t in tensors]
     rank.attempt("failed", works[0].wait)
+    assert until(lambda: all(work.done() for work in works))  # the core ends one after another
     rank.emit("works", errors=[type(w.exception()).__name__ for w in works])
     rank.attempt("later", comm.barrier)
     rank.attempt("closed", comm.close)
