@@ -116,7 +116,7 @@ def test_two_ranks_match_one_process(
     ("arguments", "codec"),
     [
         (["--method", "momentum"], "onebit"),
-        (["--method", "sparse"], "density 0.015625"),
+        (["--method", "sparse"], "density 0.05"),
         (["--method", "stale", "--compression", "int4"], "int4"),
         (["--method", "outer", "--every", "5"], "int4"),
     ],

@@ -20,7 +20,7 @@ from ..errors import ConfigError
 
 AUTO = "auto"
 DDP_METHODS = ("gradients", "stale")
-DENSITY = 1 / 64  # share of the elements that the method sparse sends
+DENSITY = 1 / 20  # share of the elements that the method sparse sends
 
 _DESCRIPTION = """\
 Train a model with data parallelism and report where the time of a step goes.
