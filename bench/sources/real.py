@@ -2,9 +2,9 @@
 
 Nothing is composed: each run is convergence.py's T1 (its GPT of 471,936 parameters, its text, its
 schedule, each method at its tuned rate) by four processes in network namespaces of their own, whose
-ports are shaped; DDP and its hooks as a user has them. The link is slow: an fp32 exchange takes
-13 to 20 times the compute, by how idle the machine is; compute is timed beside each run, and
-reported.
+ports are shaped; DDP and its hooks as a user has them. The link is slow: how many times the
+compute an fp32 exchange takes depends on how idle the machine is, so compute is timed beside each
+run, and reported.
 
 The clock stands still while rank 0 evaluates the loss, on all held-out windows, and the other ranks
 wait. A run ends after its steps or at the first evaluation behind LIMIT_S: what it had not reached
