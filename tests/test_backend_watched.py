@@ -85,11 +85,13 @@ def test_a_group_goes_on_without_a_rank(nursery: Nursery, role: Callable[[Rank],
             for event in job.expect_all("early"):
                 assert event["kind"] == "NotInitializedError"
         job.expect_all("ready")
-        job.signal(3, signal.SIGKILL)
+        killed = job.signal(3, signal.SIGKILL)
         living = range(3)
         for event in job.expect_all("failed", living):
             assert event["kind"] == "PeerLostError"
         if role is watched.reconfigured:
+            goes_on = max(event["at"] for event in job.expect_all("goes on", living))
+            print(f"{goes_on - killed:.2f} s from the kill to the right sum of the others")
             for event in job.expect_all("stranger", living):
                 assert event["kind"] == "ConfigError"
         job.expect_all("right", living)

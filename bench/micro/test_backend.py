@@ -1,5 +1,5 @@
-"""An all-reduce of torch.distributed between two ranks of this host, by backend "ringcomm" and by
-"gloo" in turn."""
+"""An all-reduce between two ranks of this host, by ``ringcomm.allreduce``, torch.distributed's
+backend "ringcomm" and "gloo", by turns; and what a call of the backends costs in a world of one."""
 
 from __future__ import annotations
 
@@ -12,37 +12,50 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+ringcomm = pytest.importorskip("ringcomm")
 pytest.importorskip("ringcomm.torch")
 dist = torch.distributed
 
-OTHER_RANK = """
-import sys, torch, ringcomm.torch
-from torch import distributed as dist
-dist.init_process_group(sys.argv[1], sys.argv[2], rank=1, world_size=2)
-count = torch.zeros(1, dtype=torch.int64)
-while dist.broadcast(count, 0) or count:
-    tensor = torch.zeros(int(count))
-    while not tensor[0]:  # rank 0 ends with ones
-        dist.all_reduce(tensor)
-dist.destroy_process_group()
-"""
+BACKENDS = ("ringcomm", "gloo")
+WAYS = ("ringcomm.allreduce", *(f"backend {name}" for name in BACKENDS))
+TURNS = 3
 
 
-@pytest.fixture(scope="module", params=["ringcomm", "gloo"])
-def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """This process is rank 0; rank 1 is one that makes the same calls."""
+def open_ways(address: str, rank: int) -> list[Callable[[Any], Any]]:
+    """Joins two ranks; returns what all-reduces a tensor in each of WAYS."""
+    dist.init_process_group("gloo", address, rank=rank, world_size=2)
+    group: Any = dist.new_group(backend="ringcomm")
+    return [
+        lambda x: ringcomm.allreduce(x, comm=group.comm),
+        lambda x: dist.all_reduce(x, group=group),
+        dist.all_reduce,
+    ]
+
+
+def be_rank_1(address: str) -> None:
+    """Makes the calls of rank 0, which ends a measurement with ones, and the last with none."""
+    ways = open_ways(address, 1)
+    order = torch.zeros(2, dtype=torch.int64)
+    while dist.broadcast(order, 0) or order[1]:
+        tensor = torch.zeros(int(order[1]))
+        while not tensor[0]:
+            ways[order[0]](tensor)
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ways() -> Iterator[list[Callable[[Any], Any]]]:
+    """Runs rank 1 beside this process, which is rank 0."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    command = [sys.executable, "-c", OTHER_RANK, request.param, address]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        other = subprocess.Popen(command)
+        other = subprocess.Popen([sys.executable, __file__, address])
         try:
-            dist.init_process_group(request.param, address, rank=0, world_size=2)
             try:
-                yield request.param
-                dist.broadcast(torch.tensor([0]), 0)
+                yield open_ways(address, 0)
+                dist.broadcast(torch.tensor([0, 0]), 0)
             finally:
                 dist.destroy_process_group()
             assert other.wait(60) == 0
@@ -51,10 +64,25 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
             other.wait()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_all_reduce_alone(measure: Callable[..., Any], backend: str) -> None:
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    tensor = torch.zeros(1024)
+    measure(f"all_reduce by backend {backend}, world of 1", lambda: dist.all_reduce(tensor))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("way", range(len(WAYS)), ids=WAYS)
+@pytest.mark.parametrize("turn", range(TURNS))
 @pytest.mark.parametrize("size", [4 << 10, 64 << 10, 1 << 20, 16 << 20])
-def test_all_reduce(measure: Callable[..., Any], backend: str, size: int) -> None:
-    tensor = torch.zeros(size // 4)
-    name = f"all_reduce by backend {backend}, 2 ranks, {size >> 10} KiB"
-    dist.broadcast(torch.tensor([size // 4]), 0)
-    measure(name, lambda: dist.all_reduce(tensor), 1, size)
-    dist.all_reduce(torch.ones(size // 4))
+def test_all_reduce(
+    measure: Callable[..., Any], ways: list[Callable[[Any], Any]], size: int, turn: int, way: int
+) -> None:
+    tensor, call = torch.zeros(size // 4), ways[way]
+    dist.broadcast(torch.tensor([way, size // 4]), 0)
+    measure(f"{WAYS[way]}, 2 ranks, {size >> 10} KiB, turn {turn}", lambda: call(tensor), 1, size)
+    call(torch.ones(size // 4))
+
+
+if __name__ == "__main__":
+    be_rank_1(sys.argv[1])

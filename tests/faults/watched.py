@@ -182,6 +182,7 @@ def reconfigured(rank: Rank) -> None:
     x = torch.full((3,), float(1 << me))
     dist.all_reduce(x)
     assert x.tolist() == [2.0 ** (n - 1) - 1] * 3
+    rank.emit("goes on")
     assert torch_c10d._get_default_group()._get_sequence_number_for_group() == 1
     _join(3, living, me, as_set=True)
     _join(4, living[::-1], me)
