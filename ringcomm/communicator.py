@@ -10,6 +10,7 @@ the last bytes sent could be lost.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import time
 from types import TracebackType
@@ -185,9 +186,13 @@ class Communicator(Collectives):
         handle = self._take_handle()
         if handle is None:
             return
-        _alive.discard(self)
-        self._log_end(handle)
-        self._leave_and_free(handle, within)
+        try:
+            self._log_end(handle)
+        finally:  # after an interrupt, too, as the core still uses the memory of works in flight
+            try:
+                self._leave_and_free(handle, within)
+            finally:
+                _alive.discard(self)
 
     def __enter__(self) -> Communicator:
         return self
@@ -266,9 +271,14 @@ def _close_all() -> None:
     exception such as Ctrl-C left a call, only the failure remains to be sent, and a peer that does
     not listen is not waited for."""
     deadline = time.monotonic() + _CLOSE_MS / 1000
-    for comm in [comm for comm in _alive if not comm.is_inherited]:
+
+    def close(comm: Communicator) -> None:
         left = deadline - time.monotonic()
         comm.close(left if comm.is_idle() else min(left, _ABORT_MS / 1000))
+
+    with contextlib.ExitStack() as closing:  # the others, too, if one is interrupted
+        for comm in [comm for comm in _alive if not comm.is_inherited]:
+            closing.callback(close, comm)
 
 
 def _user_of(start: int, stop: int) -> str:

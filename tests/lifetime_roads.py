@@ -6,6 +6,7 @@ Invariant: a road keeps nothing of what it starts but in the Started that it ret
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -42,8 +43,14 @@ class Started:
             work.wait()
         for result in self.results:
             if self.expected is not None:
-                values = np.asarray(torch.as_tensor(result).to(torch.float64))
+                values = _values(result)
                 assert (values == self.expected).all(), (values, self.expected)
+
+
+def _values(tensor: Any) -> Any:
+    """Its elements as numpy's, of all kinds of tensors."""
+    is_array = hasattr(tensor, "__array_interface__")
+    return np.asarray(tensor) if is_array else torch.as_tensor(tensor).to(torch.float64).numpy()
 
 
 class Side:
@@ -60,20 +67,26 @@ class Side:
         return self._groups[-1]
 
     def torch(self, rows: int = 1, dtype: Any = torch.float32) -> torch.Tensor:
-        return torch.full((rows * self.count,), self.mine, dtype=dtype)
+        return torch.full(self._shape(rows), self.mine, dtype=dtype)
 
     def numpy(self, rows: int = 1) -> Any:
-        return np.full(rows * self.count, self.mine, np.float32)
+        return np.full(self._shape(rows), self.mine, np.float32)
 
     def buffer(self, rows: int = 1) -> Any:
-        return memoryview(bytearray(self.numpy(rows).tobytes())).cast("f")
+        return memoryview(bytearray(self.numpy(rows).tobytes())).cast("f", self._shape(rows))
 
     def strided(self, rows: int = 1) -> torch.Tensor:
-        return torch.full((rows * self.count, 2), self.mine)[:, 0]
+        return torch.full((*self._shape(rows), 2), self.mine)[..., 0]
 
-    def dlpack(self) -> Any:
+    def interface(self, rows: int = 1) -> Any:
+        return _Interface(self.numpy(rows))
+
+    def dlpack(self, rows: int = 1) -> Any:
         """Is read-only, as torch's DLPack for numpy is."""
-        return _Capsules(self.torch())
+        return _Capsules(self.torch(rows))
+
+    def _shape(self, rows: int) -> list[int]:
+        return [self.count] if rows == 1 else [rows, self.count]
 
 
 class _Capsules:
@@ -89,11 +102,25 @@ class _Capsules:
         return self._tensor.__dlpack_device__()
 
 
-FACES: dict[str, Callable[[Side, int], Any]] = {
-    "numpy": Side.numpy,
-    "torch": Side.torch,
-    "strided torch": Side.strided,
-    "buffer": Side.buffer,
+class _Interface:
+    """A tensor that has its memory by numpy's array interface alone."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    @property
+    def __array_interface__(self) -> Any:
+        return self._array.__array_interface__
+
+
+Make = Callable[[Side, int], Any]
+FACES: dict[str, tuple[Make, Make]] = {  # of a tensor, and of out
+    "numpy": (Side.numpy, Side.numpy),
+    "torch": (Side.torch, Side.torch),
+    "strided torch": (Side.strided, Side.strided),
+    "buffer": (Side.buffer, Side.buffer),
+    "array interface": (Side.interface, Side.interface),
+    "dlpack": (Side.dlpack, Side.numpy),
 }
 ROADS: dict[str, Callable[[Side], Started]] = {}
 
@@ -110,58 +137,69 @@ def road(name: str) -> Callable[[Callable[[Side], Started]], Callable[[Side], St
 
 
 def _native_roads() -> None:
-    def allreduce(make: Any) -> Callable[[Side], Started]:
-        def start(side: Side) -> Started:
-            x = make(side, 1)
-            return Started([side.comm.allreduce(x, async_op=True)], [x], [x], 3.0)
+    def in_place(side: Side, make: Make, _: Make) -> Started:
+        x, y, z = make(side, 1), make(side, 1), make(side, 1)
+        works = [
+            side.comm.allreduce(x, async_op=True),
+            side.comm.broadcast(y, 1, async_op=True),
+            side.comm.reduce(z, 1, async_op=True),
+        ]
+        return Started(works, [x, y, z], [x], 3.0)
 
-        return start
+    def to_out(side: Side, make: Make, make_out: Make) -> Started:
+        x, y, out, other = make(side, 1), make(side, 1), make_out(side, 1), make_out(side, 1)
+        works = [
+            side.comm.allreduce(x, out=out, async_op=True),
+            side.comm.reduce(y, out=other if side.comm.rank == 0 else None, async_op=True),
+        ]
+        return Started(works, [x, y, out, other], [out], 3.0)
 
-    def with_out(make: Any) -> Callable[[Side], Started]:
-        def start(side: Side) -> Started:
-            x, out = make(side, 1), make(side, 1)
-            work = side.comm.allreduce(x, out=out, async_op=True)
-            return Started([work], [x, out], [out], 3.0)
+    def parts(side: Side, make: Make, make_out: Make) -> Started:
+        works, given = [], []
+        for name, rows_in, rows_out in (
+            ("allgather", 1, 2),
+            ("reduce_scatter", 2, 1),
+            ("alltoall", 2, 2),
+        ):
+            x, out = make(side, rows_in), make_out(side, rows_out)
+            works.append(getattr(side.comm, name)(x, out=out, async_op=True))
+            given += [x, out]
+        return Started(works, given)
 
-        return start
+    def of_a_root(side: Side, make: Make, make_out: Make) -> Started:
+        here = side.comm.rank == 0
+        x, gathered = make(side, 1), make_out(side, 2) if here else None
+        rows, out = make(side, 2) if here else None, make_out(side, 1)
+        works = [
+            side.comm.gather(x, 0, out=gathered, async_op=True),
+            side.comm.scatter(rows, 0, out=out, async_op=True),
+        ]
+        return Started(works, [t for t in (x, gathered, rows, out) if t is not None], [out], 1.0)
 
-    def broadcast(make: Any) -> Callable[[Side], Started]:
-        def start(side: Side) -> Started:
-            x = make(side, 1)
-            return Started([side.comm.broadcast(x, 1, async_op=True)], [x], [x], 2.0)
-
-        return start
-
-    def parts(name: str, rows_in: int, rows_out: int) -> Callable[[Any], Any]:
-        def of(make: Any) -> Callable[[Side], Started]:
-            def start(side: Side) -> Started:
-                x, out = make(side, rows_in), make(side, rows_out)
-                work = getattr(side.comm, name)(x, out=out, async_op=True)
-                return Started([work], [x, out])
-
-            return start
-
-        return of
+    def messages(side: Side, make: Make, make_out: Make) -> Started:
+        sent, got, third = make(side, 1), make_out(side, 1), make_out(side, 1)
+        other = 1 - side.comm.rank
+        works = [
+            side.comm.send(sent, other, async_op=True),
+            side.comm.recv(got, other, async_op=True),
+            side.comm.send(sent, other, tag=1, async_op=True),
+            side.comm.recv(third, None, tag=1, async_op=True),
+        ]
+        return Started(works, [sent, got, third], [got, third], 3.0 - side.mine)
 
     kinds = {
-        "allreduce": allreduce,
-        "allreduce to out": with_out,
-        "broadcast": broadcast,
-        "allgather": parts("allgather", 1, 2),
-        "reduce_scatter": parts("reduce_scatter", 2, 1),
-        "alltoall": parts("alltoall", 2, 2),
+        "allreduce, broadcast and reduce": in_place,
+        "allreduce and reduce to out": to_out,
+        "allgather, reduce_scatter and alltoall": parts,
+        "gather and scatter": of_a_root,
+        "send and receive": messages,
     }
-    for (kind, of), (face, make) in itertools.product(kinds.items(), FACES.items()):
-        ROADS[f"{kind} of {face}"] = of(make)
+    for (kind, start), (face, makes) in itertools.product(kinds.items(), FACES.items()):
+        if start is not in_place or face != "dlpack":  # which cannot be written to
+            ROADS[f"{kind} of {face}"] = lambda side, s=start, m=makes: s(side, *m)
 
 
 _native_roads()
-
-
-@road("allreduce of dlpack to out")
-def _(side: Side) -> Started:
-    x, out = side.dlpack(), side.numpy()
-    return Started([side.comm.allreduce(x, out=out, async_op=True)], [x, out], [out], 3.0)
 
 
 @road("allreduce at int4 with feedback")
@@ -182,34 +220,6 @@ def _(side: Side) -> Started:
 def _(side: Side) -> Started:
     tensors = [side.torch(), side.numpy(), side.strided(), side.torch(2)]
     return Started([side.comm.allreduce_many(tensors, async_op=True)], tensors, tensors, 3.0)
-
-
-@road("reduce, gather and scatter")
-def _(side: Side) -> Started:
-    x, y, z = side.torch(), side.torch(), side.torch()
-    all_y, all_z = None, None
-    if side.comm.rank == 0:
-        all_y, all_z = side.torch(2), side.torch(2).reshape(2, -1)
-    comm = side.comm
-    works = [
-        comm.reduce(x, root=0, async_op=True),
-        comm.gather(y, 0, out=all_y, async_op=True),
-        comm.scatter(all_z, 0, out=z, async_op=True),
-    ]
-    return Started(works, [t for t in (x, y, z, all_y, all_z) if t is not None])
-
-
-@road("send and receive")
-def _(side: Side) -> Started:
-    sent, got = side.torch(), side.numpy()
-    other, third = 1 - side.comm.rank, side.torch()
-    works = [
-        side.comm.send(sent, other, async_op=True),
-        side.comm.recv(got, other, async_op=True),
-        side.comm.send(sent, other, tag=1, async_op=True),
-        side.comm.recv(third, None, tag=1, async_op=True),
-    ]
-    return Started(works, [sent, got, third], [got, third], 3.0 - side.mine)
 
 
 @road("sparse exchange")
@@ -268,6 +278,19 @@ def _(side: Side) -> Started:
     return Started([group.broadcast([x], source), group.reduce([y], target)], [x, y], [x], 2.0)
 
 
+@road("group: all_gather to lists and to ones, coalesced")
+def _(side: Side) -> Started:
+    group, x, y = side.group(), side.torch(), side.torch(2)
+    lists, ones = [[side.torch(), side.torch(2)] for _ in range(2)], [side.torch(2), side.torch(4)]
+    works = [
+        group.allgather_coalesced(lists, [x, y]),
+        group.all_gather_single_coalesced(ones, [x, y]),
+    ]
+    return Started(
+        works, [x, y, *lists[0], *lists[1], *ones], lists[1 - side.comm.rank], 3.0 - side.mine
+    )
+
+
 @road("group: all_gather to a list and to one")
 def _(side: Side) -> Started:
     group, x = side.group(), side.torch()
@@ -282,11 +305,13 @@ def _(side: Side) -> Started:
     root = side.comm.rank == 0
     rows = [side.torch(), side.torch()] if root else []
     parts = [side.torch(), side.torch()] if root else []
+    whole = side.torch(2)
     works = [
         group.gather([rows] if root else [], [x], dist.GatherOptions()),
+        group.gather_single(whole, x, dist.GatherOptions()),
         group.scatter([y], [parts] if root else [], dist.ScatterOptions()),
     ]
-    return Started(works, [x, y, *rows, *parts], [y], 1.0)
+    return Started(works, [x, y, *rows, *parts, whole], [y], 1.0)
 
 
 @road("group: reduce_scatter of a list and of one")
@@ -294,8 +319,13 @@ def _(side: Side) -> Started:
     group, out, other = side.group(), side.torch(), side.torch()
     parts, one = [side.torch(), side.torch()], side.torch(2)
     how = dist.ReduceScatterOptions()
-    works = [group.reduce_scatter([out], [parts], how), group.reduce_scatter_single(other, one)]
-    return Started(works, [out, other, *parts, one], [out, other], 3.0)
+    outs, ins = [side.torch(), side.torch(2)], [side.torch(2), side.torch(4)]
+    works = [
+        group.reduce_scatter([out], [parts], how),
+        group.reduce_scatter_single(other, one),
+        group.reduce_scatter_single_coalesced(outs, ins),
+    ]
+    return Started(works, [out, other, *parts, one, *outs, *ins], [out, other, *outs], 3.0)
 
 
 @road("group: all_to_all of lists and of one")
@@ -308,10 +338,13 @@ def _(side: Side) -> Started:
 
 @road("group: send and receive")
 def _(side: Side) -> Started:
-    group, sent, got = side.group(), side.torch(), side.torch()
+    group, sent, got, third = side.group(), side.torch(), side.torch(), side.torch()
     other = 1 - side.comm.rank
-    works = [group.send([sent], other), group.recv([got], other)]
-    return Started(works, [sent, got], [got], 3.0 - side.mine)
+    works = [
+        *(group.send([sent], other), group.recv([got], other)),
+        *(group.send([sent], other, 1), group.recv_anysource([third], 1)),
+    ]
+    return Started(works, [sent, got, third], [got, third], 3.0 - side.mine)
 
 
 @road("DDP hook at int4")
@@ -322,3 +355,46 @@ def _(side: Side) -> Started:
     bucket = Bucket([model.weight], [side.torch().reshape(1, -1)])
     future = allreduce_hook(state, bucket)
     return Started([future], [bucket.buffer(), *bucket.gradients(), model.weight])
+
+
+# ---- JAX, whose arrays are only read: it takes over the memory of the results ----
+
+
+class TreeStarted:
+    """A TreeWork that looks at its results.
+
+    Args:
+        expected: what all elements become.
+    """
+
+    def __init__(self, work: Any, expected: float) -> None:
+        self._work, self._expected = work, expected
+
+    def wait(self, *timeout: float) -> None:
+        import jax
+
+        for leaf in jax.tree.leaves(self._work.wait(*timeout)):
+            assert (np.asarray(leaf) == self._expected).all(), (leaf, self._expected)
+
+
+def _jax_roads() -> None:
+    def start(name: str, expected: float, **how: Any) -> Callable[[Side], Started]:
+        def of(side: Side) -> Started:
+            import jax.numpy as jnp
+
+            import ringcomm.jax
+
+            leaves = [jnp.full(size, side.mine, jnp.float32) for size in (side.count, 10, LARGE)]
+            function = getattr(ringcomm.jax, name)
+            work = function(list(leaves), comm=side.comm, async_op=True, **how)
+            return Started([TreeStarted(work, expected)], leaves)
+
+        return of
+
+    ROADS["JAX: allreduce"] = start("allreduce", 3.0)
+    ROADS["JAX: pmean at bf16"] = start("pmean", 1.5, compression="bf16")
+
+
+LARGE = 100_000  # elements that fusion.py reduces alone
+if importlib.util.find_spec("jax") is not None:  # not with every release of torch
+    _jax_roads()

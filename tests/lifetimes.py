@@ -15,9 +15,11 @@ the next ones then run in another process.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import gc
+import importlib.util
 import os
 import subprocess
 import sys
@@ -29,11 +31,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from lifetime_roads import ROADS, Side, Started
+from lifetime_roads import ROADS, Side, Started, TreeStarted
 from patience import PATIENCE, until
 from ranks import World
 
 from ringcomm import CommTimeoutError, Communicator, RingcommError, TensorError
+from ringcomm.fusion import Works
 from ringcomm.torch import Options
 from ringcomm.torch.group import RingcommGroup
 
@@ -80,23 +83,35 @@ def _drop_works(started: Started) -> None:
 
 def _other_data(started: Started) -> None:
     for tensor in started.given:
-        if isinstance(tensor, torch.Tensor):
+        if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
             tensor.data = torch.zeros(1, dtype=tensor.dtype)
+        elif hasattr(tensor, "delete"):
+            _donate(tensor)
     started.expected = None
     _churn(1000)
 
 
+def _donate(array: Any) -> None:
+    """Gives JAX an array's memory for a result."""
+    import jax
+
+    jax.jit(lambda x: x + 1, donate_argnums=0)(array).block_until_ready()
+
+
 def _set(started: Started) -> None:
     for tensor in started.given:
-        if isinstance(tensor, torch.Tensor) and not tensor.requires_grad:
-            tensor.set_()
+        if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
+            if not tensor.requires_grad:
+                tensor.set_()
+        elif hasattr(tensor, "delete"):
+            tensor.delete()
     started.expected = None
     _churn(1000)
 
 
 def _expired(started: Started) -> None:
     for work in started.works:
-        if hasattr(work, "seq"):
+        if hasattr(work, "seq") or isinstance(work, (Works, TreeStarted)):
             with contextlib.suppress(CommTimeoutError):
                 work.wait(0.0)
     _drop(started)
@@ -236,6 +251,73 @@ def _while_it_waits(count: int, memory: int) -> None:
         world.run(rank)
 
 
+def _closed_while_the_log_fails(count: int) -> None:
+    """Rank 0 is interrupted as it closes with the collective in flight, and dropped with all that
+    it had."""
+    with World(2) as world:
+        comm, other = world.comms.pop(0), world.comms[0]
+        x = torch.ones(count)
+        work = comm.allreduce(x, async_op=True)
+        storages = [x.untyped_storage()]
+        refused: list[str] = []
+
+        def fail(_: Any) -> None:
+            refused.append(_refusal(lambda: storages[0].resize_(0)))
+            raise OSError("the log cannot be written")
+
+        comm._log_end = fail  # type: ignore[method-assign]
+        with contextlib.suppress(OSError):
+            comm.close()
+        assert "in flight" in refused[0]
+        del comm, x, work
+        storages.clear()
+        _churn(count)
+        with contextlib.suppress(RingcommError):
+            other.allreduce(torch.ones(count))
+
+
+def _interrupted_program(count: int) -> None:
+    """An all-reduce of a program of JAX that is interrupted, by which XLA's memory is free."""
+    import jax
+    import jax.numpy as jnp
+
+    import ringcomm.jax
+
+    gone = threading.Event()
+
+    def rank(comm: Communicator) -> None:
+        if comm.rank == 1:
+            assert gone.wait(PATIENCE)
+            comm.allreduce_many([np.full(count, 2.0, np.float32)])
+            return
+        threads: list[int] = []
+
+        def noted(*args: Any, **named: Any) -> Any:
+            threads.append(threading.get_ident())
+            return Communicator.allreduce_many(comm, *args, **named)
+
+        comm.allreduce_many = noted  # type: ignore[method-assign]
+        program = jax.jit(lambda leaf: ringcomm.jax.allreduce(leaf, comm=comm))
+
+        def call() -> None:
+            with contextlib.suppress(KeyboardInterrupt, RuntimeError):  # which JAX makes of it
+                program(jnp.ones(count, jnp.float32)).block_until_ready()
+
+        caller = threading.Thread(target=call)
+        caller.start()
+        assert until(lambda: bool(comm._in_flight))
+        interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
+        interrupt(ctypes.c_ulong(threads[0]), ctypes.py_object(KeyboardInterrupt))
+        caller.join()
+        assert comm._in_flight
+        _churn(count)
+        gone.set()
+        assert until(lambda: all(work.done() for work in list(comm._in_flight.values())))
+
+    with World(2) as world:
+        world.run(rank)
+
+
 def _let_go_at_last() -> None:
     """Memory that was dropped in flight does not stay: later calls let go of it."""
 
@@ -257,7 +339,7 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"{name}: {how}", lambda s=start, g=let_go: _meet(s, 10_000, 0, g)
         for how, end in ENDS.items():
             yield f"{name}: {how}", lambda s=start, e=end: _end(s, 10_000, 0, e)
-    for name in ("allreduce of torch", "group: all_reduce, sum", "broadcast of torch"):
+    for name in ("allreduce, broadcast and reduce of torch", "group: all_reduce, sum"):
         for count, memory in ((10, 0), (10, 2), (10_000, 2), (300_000, 0), (300_000, 2)):
             yield (
                 f"{name}, {count} elements{', through memory' if memory else ''}: dropped",
@@ -268,6 +350,9 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
             f"a call that waits, {count} elements",
             lambda c=count, m=memory: _while_it_waits(c, m),
         )
+    yield "closed while the log fails", lambda: _closed_while_the_log_fails(10_000)
+    if importlib.util.find_spec("jax") is not None:
+        yield "a program of JAX that is interrupted", lambda: _interrupted_program(10_000)
     yield "what was dropped is let go of", _let_go_at_last
 
 

@@ -305,18 +305,37 @@ def test_on_done_is_called_when_the_result_is_there(gpu: Gpu) -> None:
     run_ranks(2, body)
 
 
-def test_a_dropped_work_keeps_its_tensor_until_it_has_landed(gpu: Gpu) -> None:
+def test_dropped_works_keep_their_tensors_until_they_have_landed(gpu: Gpu) -> None:
     class Owned(Array):
         def __del__(self) -> None:
             self.free()
 
     def body(comm: Communicator) -> None:
-        for _ in range(5):
-            made = gpu.array(np.ones(10_000, np.float32), gpu.stream())
+        def owned(*shape: int) -> Owned:
+            made = gpu.array(np.ones(shape, np.float32), stream)
             array = Owned(gpu, made.address, made.shape, made.numpy_dtype, made.stream, 0)
             array.add(1.0)
-            comm.allreduce(array, async_op=True)
-            del array
+            return array
+
+        here, other, n = comm.rank == 0, 1 - comm.rank, 10_000
+        calls: list[Callable[[], Any]] = [
+            lambda: comm.allreduce(owned(n), async_op=True),
+            lambda: comm.allreduce(owned(n), out=owned(n), async_op=True),
+            lambda: comm.allreduce_many([owned(n), owned(7)], async_op=True),
+            lambda: comm.broadcast(owned(n), async_op=True),
+            lambda: comm.reduce(owned(n), async_op=True),
+            lambda: comm.allgather(owned(n), out=owned(2, n), async_op=True),
+            lambda: comm.reduce_scatter(owned(2, n), out=owned(1, n), async_op=True),
+            lambda: comm.alltoall(owned(2, n), out=owned(2, n), async_op=True),
+            lambda: comm.gather(owned(n), out=owned(2, n) if here else None, async_op=True),
+            lambda: comm.scatter(owned(2, n) if here else None, out=owned(n), async_op=True),
+            lambda: comm.send(owned(n), other, async_op=True),
+            lambda: comm.recv(owned(n), other, async_op=True),
+        ]
+        for _ in range(5):
+            for call in calls:
+                stream = gpu.stream()
+                call()
         comm.barrier()
 
     run_ranks(2, body)

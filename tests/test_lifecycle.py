@@ -269,6 +269,16 @@ def test_exit_with_works_in_flight(nursery: Nursery, how: str) -> None:
         job.finish()
 
 
+def test_an_interrupted_exit_closes_every_communicator(nursery: Nursery) -> None:
+    with Job(nursery, 2) as job:
+        job.start(endings.interrupted_exit)
+        for _ in range(2):
+            event = job.expect(1, "failed")
+            assert event["kind"] == "AbortedError", event
+            assert "closed its communicator with collectives in flight" in event["text"]
+        job.finish(quietly=False)
+
+
 def test_exit_beside_a_stopped_peer(nursery: Nursery) -> None:
     """What was sent cannot be got rid of, so the whole patience is used, and no more."""
     with Job(nursery, 2) as job:

@@ -2,7 +2,8 @@
 
 A Work is the one record of all that the core borrows for a call: the memory of its tensors, and the
 residuals of its feedback. Its communicator holds it from before the core has the call until the
-core is done with it, even if the caller drops the Work, the tensors and the result.
+core is done with it, even if the caller drops the Work, the tensors and the result. Of a call that
+is run now ``Dispatcher._calls_in_core`` has the memory, until it returns or gets a Work.
 
 Invariants: the objects that keep memory valid are given when a Work is made, and released in
 ``_finish`` alone. Its result is complete after the first wait, done or exception that sees it

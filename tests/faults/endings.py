@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import threading
 import time
@@ -179,6 +180,28 @@ def exit_at_once(rank: Rank, how: str) -> None:
         for _ in range(8):
             comm.allreduce(np.ones(1 << 16), async_op=True)
     rank.emit("leaving")
+
+
+class _Interrupter(logging.Handler):
+    """Ctrl-C in the line that says that a communicator closes."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "closes after" in record.getMessage():
+            raise KeyboardInterrupt
+
+
+def interrupted_exit(rank: Rank) -> None:
+    """Rank 0 leaves the interpreter with works in flight on two communicators, and is interrupted
+    as each closes."""
+    comms = [rank.open()]
+    comms.append(comms[0].split(0))
+    works = [comm.recv(np.ones(1 << 16), 1 - comm.rank, async_op=True) for comm in comms]
+    if rank.number == 0:
+        logging.getLogger("ringcomm").addHandler(_Interrupter())
+        logging.getLogger("ringcomm").setLevel(logging.INFO)
+    else:
+        for work in works:
+            rank.attempt("failed", work.wait)
 
 
 def interrupted_in_close(rank: Rank) -> None:
