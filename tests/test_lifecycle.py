@@ -199,6 +199,7 @@ def test_a_child_does_not_keep_its_killed_parent_alive(nursery: Nursery, how: st
     with Job(nursery, 3) as job:
         job.start(forks.outlived_by_child, how=how)
         child = job.expect(1, "left behind")["child"]
+        job.expect_all("ready")  # none is still in the barrier of its bring-up
         since = job.signal(1, signal.SIGKILL)
         try:
             for event in job.expect_all("failed", [0, 2]):
