@@ -21,14 +21,6 @@ def test_verdicts(slowest: float, verdict: str) -> None:
     assert line[-1] == verdict
 
 
-@pytest.mark.parametrize(
-    "argv", [["--hosts", "2"], ["--trials", "0"], ["--faults", "bored"], ["--grace", "0"]]
-)
-def test_wrong_options(argv: list[str]) -> None:
-    with pytest.raises(SystemExit):
-        members.main(argv)
-
-
 @pytest.mark.netns
 @pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
 def test_a_trial(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,10 +22,7 @@ import convergence  # noqa: E402
 from report.rows import Rows  # noqa: E402
 from training import claims, exact, link, pool, report, stats, worker  # noqa: E402
 from training import plan as plans  # noqa: E402
-from training.images import CANVAS, ImageBatches, digits  # noqa: E402
 from training.methods import INNER, METHODS  # noqa: E402
-from training.tasks import parameters_of, task_of  # noqa: E402
-from training.text import Batches, text  # noqa: E402
 
 pytestmark = pytest.mark.torch
 NONE = Path("none")
@@ -81,16 +78,6 @@ def test_the_sign_flip_test_of_eight_pairs() -> None:
     assert stats.sign_flip([0.1, -0.1]) == 1.0
 
 
-def test_two_pairs_are_needed() -> None:
-    with pytest.raises(ValueError, match="1 pairs"):
-        stats.of_differences([0.1])
-
-
-def test_t_is_the_normal_in_the_end() -> None:
-    assert stats.t95(7) == 1.895
-    assert stats.t95(23) > stats.t95(24) > stats.t95(10_000) > 1.645
-
-
 # ---- the link ----
 
 
@@ -119,14 +106,6 @@ def test_all_methods_have_the_same_tuning_budget() -> None:
         assert ratios == {2.0}, method.name
     tuning = set(plans.TUNE_SEEDS)
     assert not tuning & {seed for method in METHODS.values() for seed in method.seeds}
-
-
-def test_a_method_whose_api_is_missing_is_no_failure(tmp_path: Path) -> None:
-    ghost = dataclasses.replace(METHODS["adamw"], needs=("ringcomm.torch.Ghost",))
-    assert ghost.missing() == "ringcomm.torch.Ghost"
-    assert dataclasses.replace(ghost, needs=("ringcomm.torch.HookState:ghost",)).missing()
-    assert not dataclasses.replace(ghost, needs=("ringcomm.torch.HookState:model",)).missing()
-    assert plans.Plan(Rows(tmp_path / "rows"), [ghost]).due() == []
 
 
 # ---- the plan ----
@@ -282,17 +261,6 @@ def test_rows_outlast_an_interruption(tmp_path: Path) -> None:
     assert [last.find(key)["loss"] for key in "abc"] == [4.0, 2.0, 3.0]  # type: ignore[index]
 
 
-def test_a_start_goes_on_where_the_last_one_was(tmp_path: Path) -> None:
-    rows = Rows(tmp_path / "rows")
-    plan = plans.Plan(rows, [METHODS["bf16"]])
-    first = plan.due()[:3]
-    for run in first:
-        rows.append(_answer(run, 1.5))
-    left = plans.Plan(Rows(tmp_path / "rows"), [METHODS["bf16"]]).due()
-    assert len(left) == 5
-    assert not {run.key for run in first} & {run.key for run in left}
-
-
 # ---- the table ----
 
 
@@ -322,44 +290,6 @@ def test_the_table_is_made_of_rows_alone(tmp_path: Path) -> None:
     assert "| T1 | int8 | 0.01 | 1.601 | 0.000 | 6.00 | same bits |" in told
 
 
-def test_the_document_has_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In words, and what has fewer pairs than it shall have says so."""
-    rows = Rows(tmp_path / "rows")
-    plan = _fill(
-        rows, ("adamw", "int8"), lambda run: 1.6 + abs(math.log(run.lr / 1e-2)) + 1e-3 * run.seed
-    )
-    head, _, _, rule, *lines = report.document(plan).splitlines()
-    assert " runs; torch 2, Python 3, none. Verdict: " in head
-    assert set(rule) == set("|-")
-    (line,) = (line for line in lines if "AdamW, int8 |" in line)
-    assert line.startswith("| AdamW, int8 | AdamW |")
-    assert line.endswith("| 0.005: no worse |")
-    more = dataclasses.replace(METHODS["int8"], seeds=tuple(range(1, 10)))
-    monkeypatch.setitem(METHODS, "int8", more)
-    assert "| 0.005: no worse (8 pairs) |" in report.document(plan)
-
-
-def test_the_document_says_which_rate_lies_at_an_edge(tmp_path: Path) -> None:
-    rows = Rows(tmp_path / "rows")
-    plan = _fill(rows, ("adamw", "torch-fp16", "muon"), lambda run: 2 - run.lr + 1e-3 * run.seed)
-    told = report.document(plan).splitlines()
-    for name in ("torch's fp16 hook, gloo*", "Muon*"):
-        (line,) = (line for line in told if line.startswith(f"- {name}: "))
-        assert line.endswith(" beside AdamW*")
-    assert "Muon" not in report.document(plan, advised=True)
-    assert "| ~3.00 |" in report.markdown(plan, []), "by formula"
-
-
-def test_a_claim_stands_on_one_page(tmp_path: Path) -> None:
-    rows = Rows(tmp_path / "rows")
-    plan = _fill(rows, ("adamw", "onebit-adam"), lambda run: 1.6 + run.lr + 1e-3 * run.seed)
-    advised, others = report.document(plan, advised=True), report.document(plan)
-    assert "| 1-bit Adam | OneBitAdam as it is by default" in advised
-    alike = [line for line in others.splitlines() if line.startswith("| OneBitAdam")]
-    assert alike
-    assert all("fine-tuning" in line for line in alike)
-
-
 def test_what_write_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "plots").mkdir()
@@ -380,55 +310,7 @@ def test_the_pages_are_what_the_rows_make() -> None:
         assert made == page.read_text(encoding="utf-8")
 
 
-def test_the_plot(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    rows = Rows(tmp_path / "rows")
-    plan = _fill(rows, ("adamw", "int8"), lambda run: 1.6 + run.lr + 1e-3 * run.seed)
-    report.plot(plan, tmp_path / "loss.png")
-    assert (tmp_path / "loss.png").stat().st_size > 10_000
-
-
 # ---- the runs themselves ----
-
-
-def test_the_text() -> None:
-    topics = text("topics")
-    assert topics.symbols > 90
-    trained, windows = topics.training(4), topics.validation(4, 64)
-    assert len(trained) == 4
-    assert windows.shape[1] == 65
-    assert sum(map(len, trained)) + windows.numel() <= len(topics.codes)
-    assert windows.numel() > 0.04 * len(topics.codes)
-    first, again = (Batches(trained[1], 8, 64, 3, 1).next()[0] for _ in range(2))
-    assert (first == again).all()
-    assert not (first == Batches(trained[1], 8, 64, 4, 1).next()[0]).all()
-    assert int(text("sources").codes.max()) < topics.symbols
-
-
-def test_the_images() -> None:
-    pytest.importorskip("sklearn")
-    first, again = (ImageBatches(16, 3, 1, 4).next() for _ in range(2))
-    assert first[0].shape == (16, 1, CANVAS, CANVAS)
-    assert (first[0] == again[0]).all()
-    assert not (first[0] == ImageBatches(16, 4, 1, 4).next()[0]).all()
-    assert not set(digits().training.tolist()) & set(digits().held_out.tolist())
-    setting = plans.SETTINGS["T5"]
-    assert parameters_of(setting) == 77_562
-    guess = task_of(setting).judge(task_of(setting).model(1), 4, True)
-    assert 0.8 < guess < 0.97, "ten classes, and nothing learned"
-
-
-def test_what_is_judged_on_other_data_leaves_the_rows_of_text_as_they_were() -> None:
-    """A setting's rows are found by all that defines a run; the seeds of its tuning do not."""
-    plan = plans.Plan(Rows(convergence.ROWS), [METHODS["adamw"]])
-    assert sorted(plan.finals("T1", "adamw")) == list(range(1, 9))
-    assert sorted(plan.finals("T4", "adamw")) == list(range(1, 9))
-    (run,) = [
-        one
-        for one in plans.Plan(Rows(NONE), [METHODS["images-none"]]).due()
-        if one.lr == METHODS["images-none"].lrs[0]
-    ]
-    assert (run.setting, run.seed) == ("T5", plans.TUNE_SEEDS[0])
 
 
 @pytest.mark.parametrize("name", exact.EXAMPLES)
@@ -477,8 +359,3 @@ def test_a_start_over_threads_and_processes(
     assert kept[0]["alike"]
     assert 0.8 < kept[0]["sent"] / 2 / 471_936 < 0.9
     assert {"git", "torch", "cpu", "curve", "sent", "weights", "text", "options"} <= set(kept[0])
-
-
-def test_a_method_that_is_none_is_refused() -> None:
-    with pytest.raises(SystemExit):
-        convergence.chosen("ghost")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +57,6 @@ def test_a_third_of_the_time_is_forward(clock: Clock) -> None:
         assert backward == pytest.approx(2 * SECONDS / 3)
 
 
-def test_nothing_is_burnt() -> None:
-    """By the real clock: the time passes, and the processor has it for others."""
-    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(6)))
-    EmulatedDevice(model, 5 * SECONDS)
-    began, cpu = time.perf_counter(), time.process_time()
-    model(torch.ones(2, 16)).sum().backward()
-    wall, cpu = time.perf_counter() - began, time.process_time() - cpu
-    assert wall >= 5 * SECONDS
-    assert cpu < 0.8 * wall
-
-
-def test_evaluation_is_not_slowed(clock: Clock) -> None:
-    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
-    EmulatedDevice(model, 30.0)
-    with torch.no_grad():
-        assert clock.timed(lambda: model(torch.ones(2, 16)))[0] == 0.0
-
-
 def test_gradients_come_one_after_the_other_in_proportion(clock: Clock) -> None:
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 24, bias=False))
     EmulatedDevice(model, SECONDS)
@@ -103,25 +84,3 @@ def test_several_forwards_in_flight(clock: Clock) -> None:
         clock.sleep(SECONDS)  # until its gradient comes
         took, _ = clock.timed(lambda out=out: out.backward())
         assert took == pytest.approx(2 * SECONDS / 3)
-
-
-def test_time_by_a_cost_of_ones_own(clock: Clock) -> None:
-    """A convolution's time is not in proportion to its parameters."""
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
-    EmulatedDevice(model, SECONDS, cost=lambda module: 3.0 if module is model[0] else 1.0)
-    assert clock.timed(lambda: model(torch.ones(1, 8)))[0] == pytest.approx(SECONDS / 3)
-    assert clock.timed(lambda: model[0](torch.ones(1, 8)))[0] == pytest.approx(SECONDS / 5)
-
-
-@pytest.mark.parametrize(("own", "took"), [(1 / 8, 1.0), (3 / 4, 1.0), (1.5, 1.5)])
-def test_a_slow_machine_catches_up_with_the_schedule(clock: Clock, own: float, took: float) -> None:
-    """What it computes itself is part of the device's time, and adds only where it is more."""
-
-    class Slow(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            clock.sleep(own * SECONDS)
-            return super().forward(x)
-
-    model = nn.Sequential(Slow(8, 8), nn.Linear(8, 8))
-    EmulatedDevice(model, 3 * SECONDS)
-    assert clock.timed(lambda: model(torch.ones(1, 8)))[0] == pytest.approx(took * SECONDS)

@@ -123,11 +123,6 @@ def test_a_step_that_breaks(
     assert not said.exists() or said.read_text() == "# s\noh\n"
 
 
-def test_no_time_is_left() -> None:
-    (check,) = run_step(Step("s", "", 9), ["nothing"], {}, 1.0, lambda check: None)
-    assert check == Check("s", "all", "skipped", why="no time is left")
-
-
 def test_verdicts_and_lines() -> None:
     assert [at_least(1.0, 1.0), at_least(0.9, 1.0), at_most(1.0, 1.0), at_most(1.1, 1.0)] == [
         "ok",
@@ -189,8 +184,3 @@ def test_steps_of_training(changes: dict[str, float], verdict: str) -> None:
 def test_gradients_of_a_hierarchy(changes: dict[str, float], verdict: str) -> None:
     one = {"codec": "none", "step_s": 0.1, "error": 1e-7, "same": True, **changes}
     assert hierarchy.verdict(one)[0] == verdict
-
-
-def test_wrong_options() -> None:
-    with pytest.raises(SystemExit):
-        gpu_check.main(["--steps", "exact,nothing"])

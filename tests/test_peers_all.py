@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
 import json
-import os
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,14 +16,12 @@ BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
 import netlab  # noqa: E402
-from comparison import all_scenes, output, verdicts  # noqa: E402
-from comparison.scenes import GROUPS, LINE_SHARE, SCENES, Goal, Scene  # noqa: E402
+from comparison import all_scenes, verdicts  # noqa: E402
+from comparison.scenes import LINE_SHARE, SCENES, Goal, Scene  # noqa: E402
 from comparison.standings import SUBJECTS, Measurement  # noqa: E402
 from comparison.verdicts import followed, judge  # noqa: E402
-from lab import burners  # noqa: E402
 from libraries.contenders import CONTENDERS  # noqa: E402
 from measure.physical import Physical  # noqa: E402
-from report import columns  # noqa: E402
 
 FLOOR = Physical(
     {4: 5.0},
@@ -170,57 +164,6 @@ def test_an_idle_rank() -> None:
     assert rows[0].peers == {"gloo": pytest.approx(10)}
 
 
-# --- what is shown ---
-
-
-@pytest.mark.parametrize(
-    ("size", "name"),
-    [
-        (4096, "4 KiB"),
-        (64 << 20, "64 MiB"),
-        (4_000_000, "4 MB"),
-        (16_000_000, "16 MB"),
-        (256_000, "256 KB"),
-        (1500, "1500 B"),
-        (100, "100 B"),
-    ],
-)
-def test_sizes_are_named_as_they_were_meant(size: int, name: str) -> None:
-    assert columns.size_name(size) == name
-
-
-def test_table_and_markdown_show_every_row() -> None:
-    found = [verdicts.missing(scene, goal) for scene in SCENES for goal in scene.goals]
-    lines = output.table(found)
-    assert len([line for line in lines if line]) == len(found) + 1
-    assert lines.count("") == len(GROUPS)
-    about = {
-        "started": "now",
-        "cpus": 2,
-        "cpu": "a CPU",
-        "kernel": "6",
-        "python": "3",
-        "rounds": 3,
-        "load": "0, 1",
-    }
-    text = output.markdown(found, about)
-    assert text.count("\n| ") == len(found) + 1
-    assert f"{len(found)} not measured" in text
-
-
-# --- other work ---
-
-
-def test_burners_end_with_their_block() -> None:
-    def children() -> set[str]:
-        return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
-
-    before = children()  # what other tests keep
-    with burners.burning(1):
-        assert children() > before
-    assert children() == before
-
-
 # --- all of it ---
 
 
@@ -282,31 +225,3 @@ def test_a_rate_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome.stamps["s"], notes
     assert len(outcome.findings) == 1
     assert outcome.changes["s"][0] < outcome.stamps["s"][-1]
-
-
-def test_a_busy_scene_is_measured_beside_burners(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[int] = []
-
-    @contextlib.contextmanager
-    def burning(cores: int) -> Iterator[None]:
-        begun.append(cores)
-        yield
-
-    monkeypatch.setattr(all_scenes.burners, "burning", burning)
-    goals = (Goal("time_us", 1, 4096),)
-    scenes = [small_scenes.small(goals, "calm"), small_scenes.small(goals, "busy", busy=True)]
-    all_scenes.run(scenes, all_scenes.Settings((), tmp_path, rounds=1, floor=0), lambda _: None)
-    assert begun == [burners.all_cores()]
-
-
-def test_past_its_time_nothing_is_begun(tmp_path: Path) -> None:
-    notes: list[str] = []
-    outcome = all_scenes.run(
-        [small_scenes.small((Goal("time_us", 1, 4096),), "late")],
-        all_scenes.Settings(("ringcomm",), tmp_path, deadline=time.monotonic() - 1),
-        notes.append,
-    )
-    assert [row.verdict for row in outcome.findings] == ["not measured"]
-    assert notes == ["late: not measured: the run's time is up"]

@@ -21,7 +21,7 @@ sys.path.insert(0, str(BENCH))
 import results  # noqa: E402
 from lab.wiring import CABLES  # noqa: E402
 from netlab import why_unavailable  # noqa: E402
-from report.columns import filled, with_units  # noqa: E402
+from report.columns import filled  # noqa: E402
 from report.rows import Rows, about, commit_of, is_dirty  # noqa: E402
 from sources import onebit, overlap, page, scaling, steps  # noqa: E402
 from sources.source import (  # noqa: E402
@@ -117,35 +117,6 @@ def test_a_failure_is_told_and_the_others_go_on(
     assert "not measured" in told.out
 
 
-def test_without_root(
-    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Points without a cable are measured."""
-    fake.mbit = 100.0
-    monkeypatch.setattr(results, "why_unavailable", lambda: "netlab needs root.")
-    file = ["--rows", str(tmp_path / "rows.jsonl")]
-    assert results.main(["fake", *file]) == 2
-    told = capsys.readouterr().err
-    assert "needs root" in told
-    assert "something else" in told
-    assert results.main(["fake", "--only", "first", *file]) == 0
-    from sources import hybrid
-
-    cabled = {point.name.split()[0] for point in hybrid.points(False) if point.mbit is not None}
-    assert cabled == {"time"}  # as its WITHOUT_ROOT says
-
-
-def test_only_names_that_match_nothing(
-    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "rows.jsonl"
-    assert results.main(["fake", "--only", "third", "--rows", str(file)]) == 2
-    assert "no point has 'third' in its name; there are 'first', 'second'" in (
-        capsys.readouterr().err
-    )
-    assert not file.exists()
-
-
 def test_a_quick_run_gives_no_verdicts(
     fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,47 +136,6 @@ def test_the_page_is_what_the_rows_make() -> None:
     assert page.summary(everything) in text
     for name, (source, rows) in everything.items():
         assert page.section(name, source, rows) in text, f"results.py {name} --write --with-due"
-
-
-def test_the_picture_has_what_is_like_for_like_alone(
-    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bars from 0; an unlike figure stands in the table alone."""
-    pytest.importorskip("matplotlib")
-
-    def claim(what: str, *baselines: str) -> Claim:
-        return Claim(what, "5", "4", ">= 5", False, 0.8, (baselines[0], baselines[1]))
-
-    monkeypatch.setattr(
-        fake,
-        "claims",
-        lambda _: [
-            claim("like", "fp32", "fp32"),
-            claim("unlike", "16 bits", "fp32"),
-            claim("alone", "", ""),
-        ],
-        raising=False,
-    )
-    drawn: list[Any] = []
-    figure_of = page._figure
-    monkeypatch.setattr(page, "_figure", lambda *size: drawn.append(figure_of(*size)) or drawn[-1])
-    page.draw_summary({"fake": (fake, {})}, tmp_path / "one.png")
-    (axes,) = drawn[0].axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["fake: like"]
-    assert axes.get_xlim()[0] == 0
-    assert "| no: 16 bits; fp32 |" in page.section("fake", fake, {})
-
-
-def test_a_bound_of_our_own_stands_below_the_documents_claims(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = Claim("speed", "-", "2x", "> 1x", True)
-    theirs = fake.claims({})
-    monkeypatch.setattr(fake, "claims", lambda _: [own, *theirs], raising=False)
-    told = page.section("fake", fake, {})
-    assert told.index("| letters | 5 | - | - | >= 6: not measured |") < told.index(
-        "\n- speed: 2x (> 1x: met)"
-    )
 
 
 # ---- what may be published ----
@@ -290,26 +220,6 @@ def test_why_a_row_is_due(mbit: float | None, row: dict[str, Any], why: str) -> 
     assert due(Point("a", {}, mbit), row) == why
 
 
-def test_the_list_of_sources(capsys: pytest.CaptureFixture[str]) -> None:
-    assert results.main([]) == 0
-    shown = capsys.readouterr().out
-    for name in names():
-        assert f"\n{name} " in f"\n{shown}"
-        assert load(name).DOCUMENT in shown
-
-
-def test_a_key_is_of_all_that_defines_a_point() -> None:
-    point = Point("a", {"x": 1, "y": [2]})
-    assert point.key("s", 1) == Point("a", {"y": [2], "x": 1}).key("s", 1)
-    others = [
-        Point("b", point.settings).key("s", 1),
-        Point("a", {"x": 2, "y": [2]}).key("s", 1),
-        point.key("t", 1),
-        point.key("s", 2),
-    ]
-    assert point.key("s", 1) not in others
-
-
 def test_rows_of_other_settings_do_not_count(tmp_path: Path) -> None:
     rows = Rows(tmp_path / "rows.jsonl")
     point = scaling.points(True)[0]
@@ -332,20 +242,6 @@ def test_the_page_is_filled_between_its_marks() -> None:
     assert filled(again, "a", "three \\1", "program.py") == again
 
 
-def test_a_unit_of_all_figures_moves_to_the_head() -> None:
-    rows = [
-        ("what", "time", "both", "share"),
-        ("a", "1.5 s", "1 s", "7 %"),
-        ("b", "-", "2 ms", "x"),
-    ]
-    assert with_units(rows) == [
-        ["what", "time, s", "both", "share"],
-        ["a", "1.5", "1 s", "7 %"],
-        ["b", "-", "2 ms", "x"],
-    ]
-    assert with_units([("what", "time"), ("a", "-")]) == [["what", "time"], ["a", "-"]]
-
-
 def test_what_write_makes(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     file = tmp_path / "rows.jsonl"
@@ -365,17 +261,6 @@ def test_what_write_makes(fake: Fake, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 # ---- steps ----
-
-
-def test_a_job_as_the_ranks_take_it() -> None:
-    ways = {"a": {"kind": "alone"}, "b": {"kind": "apart", "steps": 1, "untimed": 0, "settle": 2}}
-    asked = steps.Job([[2, 3]], 0.1, ways, rounds=2, steps=4, settle=5).asked()
-    assert asked["runs"] == [
-        {"way": "a", "steps": 4, "untimed": 5},
-        {"way": "b", "steps": 1, "untimed": 2},
-        {"way": "a", "steps": 4, "untimed": 1},
-        {"way": "b", "steps": 1, "untimed": 0},
-    ]
 
 
 def taken(*rounds: float, per: int = 1, **more: Any) -> dict[str, Any]:
@@ -565,25 +450,6 @@ def test_steps_that_renew_count_apart() -> None:
     assert (made["renewing_s"], made["renewing_sent"]) == (3.1, 10)
     hook = onebit.summary([{**run, "wire_bytes": 8.0}])
     assert (hook["step_s"], hook["sent"]) == (2.1, 8.0)
-
-
-MADE_UP = {"scaling": scaling_rows, "overlap": overlap_rows, "onebit": onebit_rows}
-
-
-@pytest.mark.parametrize("name", MADE_UP)
-def test_tables_and_pictures_of_any_rows(name: str, tmp_path: Path) -> None:
-    """All, some or no rows are there."""
-    figure = pytest.importorskip("matplotlib.figure")
-    source, rows = load(name), MADE_UP[name]()
-    for count in (0, 1, len(rows)):
-        some = dict(list(rows.items())[:count])
-        table = source.table(some)
-        assert len({len(line) for line in table}) == 1
-        assert name in page.section(name, source, some)
-        source.draw(some, figure.Figure())
-    assert all(claim.verdict == "not measured" for claim in source.claims({}))
-    page.draw(source, rows, tmp_path / "one.png")
-    assert (tmp_path / "one.png").stat().st_size > 1000
 
 
 # ---- tiny runs ----

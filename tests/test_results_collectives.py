@@ -15,11 +15,10 @@ sys.path.insert(0, str(BENCH))
 
 from comparison import rounds  # noqa: E402
 from comparison.standings import Measurement  # noqa: E402
-from lab.site import Ended  # noqa: E402
 from measure import timing  # noqa: E402
 from netlab import why_unavailable  # noqa: E402
 from report.rows import Rows  # noqa: E402
-from sources import collectives, page  # noqa: E402
+from sources import collectives  # noqa: E402
 
 OTHERS = {"gloo": 6.0, "openmpi-tcp": 1.5, "mpich": 1.2}
 
@@ -69,32 +68,6 @@ def test_claims_are_met_and_missed() -> None:
     assert behind[5].ours.startswith("0.90")
 
 
-def test_the_page_has_the_others_lead_within_a_host() -> None:
-    (note,) = collectives.notes(rows(mpich=0.9))
-    assert "broadcast, tcp 0.90 (4 KiB)" in note
-    assert "8 hosts" not in note
-    assert collectives.notes({}) == []
-
-
-def test_tables_and_pictures_of_any_rows(tmp_path: Path) -> None:
-    figure = pytest.importorskip("matplotlib.figure")
-    for count in (0, 1, 100):
-        some = dict(list(rows().items())[:count])
-        assert len({len(line) for line in collectives.table(some)}) == 1
-        collectives.draw(some, figure.Figure())
-    assert {claim.verdict for claim in collectives.claims({})} == {"not measured"}
-    page.draw(collectives, rows(), tmp_path / "one.png")
-    assert (tmp_path / "one.png").stat().st_size > 1000
-
-
-def test_a_library_that_failed_has_no_figures() -> None:
-    some = rows()
-    row = some["broadcast, 8 hosts"]
-    row["standings"] = [one for one in row["standings"] if one["library"] != "mpich"]
-    line = next(line for line in collectives.table(some) if line[1] == "8 hosts")
-    assert line[collectives.table(some)[0].index("MPICH x")] == "-"
-
-
 def test_a_call_by_itself_lasts_until_the_last_rank_has_it() -> None:
     """Two calls of two ranks; the root of the first returns at once."""
     spans = np.array([[(0.0, 1.0), (10.0, 14.0)], [(0.5, 6.0), (9.0, 12.0)]])
@@ -138,23 +111,6 @@ def test_what_is_kept_of_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
         measured(monkeypatch, "ringcomm", 3)
     with pytest.raises(RuntimeError, match="ringcomm was not measured"):
         measured(monkeypatch, "gloo", 0)
-
-
-def test_what_a_job_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    told: list[str] = []
-
-    class Contender:
-        subject, wires, brand = "ringcomm", False, ""
-
-        def run(self, site: object, python: Path, options: list[str], timeout: float) -> Ended:
-            told.extend(options)
-            return Ended(1, "no")
-
-    monkeypatch.setitem(rounds.CONTENDERS, "fake", Contender())
-    plan = rounds.Plan([4096], rounds=1, floor=0.0, collective="broadcast", apart=True)
-    rounds.run_rounds(_NoSite(), {"fake": tmp_path}, plan, lambda text: None)
-    assert told[told.index("--collective") + 1] == "broadcast"
-    assert "--apart" in told
 
 
 @pytest.mark.torch

@@ -21,7 +21,7 @@ from beside import Done  # noqa: E402
 from netlab import why_unavailable  # noqa: E402
 from ranks import run_ranks  # noqa: E402
 from report.rows import Rows  # noqa: E402
-from sources import page, real  # noqa: E402
+from sources import real  # noqa: E402
 from sources.source import found  # noqa: E402
 from training.methods import METHODS  # noqa: E402
 from training.watch import Watch  # noqa: E402
@@ -63,28 +63,11 @@ def test_seconds_to_a_loss() -> None:
     assert real.median_to(rows(), "OneBitAdam") is None
 
 
-def test_a_run_that_its_limit_ended_is_told_so() -> None:
-    lines = {line[0]: line for line in real.table(rows())}
-    assert lines[real.FP32][3:5] == ("not by then", "-")
-    assert lines["int4 hook"][1:5] == ("0.250", "1", "89", "> 5.4x")
-    assert "OuterStep int4, H = 10 (1 of 3 seeds)" in lines
-    (note,) = real.notes(rows())
-    assert "19 times the compute" in note
-
-
 def test_the_fastest_is_named_beside_each_of_torchs() -> None:
     first, *others = real.claims(rows())
     assert (first.ours, first.verdict) == ("> 10.8x (OuterStep int4, H = 10)", "met")
     assert {claim.verdict for claim in others} == {"not measured"}
     assert {claim.verdict for claim in real.claims({})} == {"not measured"}
-
-
-def test_a_picture_of_any_rows(tmp_path: Path) -> None:
-    figure = pytest.importorskip("matplotlib.figure")
-    for count in (0, 1):
-        real.draw(dict(list(rows().items())[:count]), figure.Figure())
-    page.draw(real, rows(), tmp_path / "real.png")
-    assert (tmp_path / "real.png").stat().st_size > 1000
 
 
 def test_what_is_compared_is_tuned() -> None:

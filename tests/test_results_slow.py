@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from patience import until
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -18,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
 from netlab import why_unavailable
 from sources import slow, trace
-from sources._emulate import FORWARD_SHARE
 from sources.source import Point
 
 pytestmark = pytest.mark.torch
@@ -55,46 +53,6 @@ def test_the_trace_that_ships_is_the_one_that_is_made() -> None:
     made = trace.make()
     assert trace.load() == made
     assert trace.FILE.read_text(encoding="utf-8") == trace.text(made)
-
-
-def test_the_trace_has_the_mean_and_fluctuates() -> None:
-    made = trace.load()
-    assert made.mean_mbit == pytest.approx(115, rel=0.002)
-    assert made.seconds == 600
-    assert min(made.mbit) < 50
-    assert max(made.mbit) > 200
-    tenth = made.scaled(0.1, 0.1)
-    assert tenth.mean_mbit == pytest.approx(11.5, rel=0.002)
-    assert tenth.seconds == pytest.approx(60)
-
-
-class Ports:
-    """Notes what is played to it."""
-
-    def __init__(self, fails: bool = False) -> None:
-        self.played: list[tuple[int, float]] = []
-        self._fails = fails
-
-    def slow(self, host: int, nic: int, mbit: float) -> None:
-        assert nic == 0
-        if self._fails:
-            raise OSError("no such port")
-        self.played.append((host, mbit))
-
-
-def test_a_trace_is_played_to_all_hosts_over_and_over() -> None:
-    ports = Ports()
-    with trace.played(trace.Trace(0.01, (10.0, 20.0)), ports, 2):
-        assert until(lambda: len(ports.played) >= 8)
-    assert ports.played[:6] == [(0, 10.0), (1, 10.0), (0, 20.0), (1, 20.0), (0, 10.0), (1, 10.0)]
-
-
-def test_a_trace_that_cannot_be_played_is_told_of() -> None:
-    with (
-        pytest.raises(RuntimeError, match="no such port"),
-        trace.played(trace.Trace(0.01, (10.0,)), Ports(fails=True), 1),
-    ):
-        pass
 
 
 # ---- arithmetic ----
@@ -150,32 +108,6 @@ def test_steps_before_a_methods_own_are_paid_for() -> None:
     assert slow.pace_of(found, slow.AUTO) == slow.Pace(0, 0.0, 0.5)
 
 
-def test_a_step_of_another_compute() -> None:
-    """DDP's exchange hides behind backward, an outer step's comes after compute."""
-    assert slow.FORWARD == FORWARD_SHARE
-    found = {
-        f"time {slow.FP32}": row_of_time(5.0),
-        "time OuterStep int4, H = 30": row_of_time(0.075),
-    }
-    asked = ((0.5, 5.0, 0.075), (10.0, 5.0 + 0.95 / 3, 1.025), (90.0, 9.0, 9.025))
-    for compute_s, ddp, outer in asked:
-        for way, each_s in ((slow.FP32, ddp), ("OuterStep int4, H = 30", outer)):
-            pace = slow.pace_of(found, way, compute_s)
-            assert pace is not None
-            assert pace.each_s == pytest.approx(each_s)
-
-
-def test_notes_name_the_samples_and_other_computes() -> None:
-    found = rows()
-    del found[f"time {slow.STELLA}"]
-    failed, best = slow.notes(found)
-    assert failed == f"Not all runs reach 1.75: {slow.POWERSGD} (1/2, 100.0 MB)."
-    assert best.startswith("int4 sees 1.0 times the samples")
-    assert "to 2.0 nats it is 10.0x as fast" in best
-    assert "0.5 s: 10.0x, 1 s: 9.7x, 10 s: 5.3x." in best
-    assert slow.notes({}) == []
-
-
 def test_auto_is_trained_as_the_codec_it_used_most() -> None:
     found = rows()
     assert slow.train_of(found, slow.AUTO) == "int4"
@@ -214,33 +146,6 @@ def test_auto_beside_the_fixed_codecs_falls_short_where_one_is_faster() -> None:
     assert (auto.met, auto.ours) == (False, "1.48x")
 
 
-def test_image_classes_by_the_same_clock() -> None:
-    right = [[100, 0.3], [200, 0.0]]  # as few are wrong as shall be after 150 steps
-    found = rows()
-    for train, _ in slow.IMAGES.values():
-        found[f"steps {train}"] = {"curves": {"1": right, "2": right, "3": right}, "lr": 0.2}
-    found["steps images-sparse-100"]["curves"]["3"] = [[200, 0.5]]
-    found[f"time {slow.STELLA}, 1/20, stale"] = row_of_time(0.25)
-    said = slow.notes(found)[-1]
-    assert f": {slow.FP32} 150 (1.0x); " in said
-    assert f"; {slow.STELLA}, 1/20, stale 150 (20.0x); " in said
-    assert f"; {slow.STELLA}, 1/4, stale 150; " in said, "not timed yet"
-    assert said.endswith(f" Not all runs get there: {slow.STELLA}, 1/100, stale (2/3).")
-
-
-def test_a_table_and_a_picture() -> None:
-    heads, *lines = slow.table(rows())
-    assert {len(line) for line in lines} == {len(heads)}
-    by_name = {line[0]: line for line in lines}
-    assert by_name[slow.POWERSGD][3] == "1/2"
-    assert slow.POWERSGD not in {line[0] for line in slow.brief(rows())}
-    assert "10.0x" in by_name["int4"]
-    assert slow.table({}) == [heads]
-    figure = pytest.importorskip("matplotlib.figure").Figure()
-    slow.draw(rows(), figure)
-    assert len(figure.axes[0].get_legend_handles_labels()[0]) == 5
-
-
 def test_what_is_compared_can_be_trained_and_timed() -> None:
     names = {point.name for point in slow.points(quick=False)}
     for train, way in (*slow.METHODS.values(), *slow.IMAGES.values()):
@@ -256,14 +161,6 @@ def test_what_is_compared_can_be_trained_and_timed() -> None:
 
 
 # ---- measurements ----
-
-
-@pytest.mark.slow
-def test_a_method_is_trained() -> None:
-    found = slow.measure(Point("steps stellatrain", {"method": "stellatrain", "steps": 4}))
-    (curve,) = found["curves"].values()
-    assert [step for step, _ in curve] == [1, 2, 3, 4]
-    assert curve[-1][1] < curve[0][1]
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ sys.path.insert(0, str(BENCH))
 from netlab import why_unavailable  # noqa: E402
 from report.rows import Rows  # noqa: E402
 from sources import _topology_rank as rank  # noqa: E402
-from sources import page, topologies  # noqa: E402
+from sources import topologies  # noqa: E402
 from sources.topologies import WAYS  # noqa: E402
 
 
@@ -50,15 +50,6 @@ def test_what_workers_pull_is_the_sum(servers: list[int], window: int) -> None:
         np.testing.assert_array_equal(made[worker], want)
 
 
-def test_shards_cover_everything_once() -> None:
-    pieces = rank.shards(1000, 3, 64)
-    covered = [
-        element for shard in pieces for part in shard for element in range(part.start, part.stop)
-    ]
-    assert covered == list(range(1000))
-    assert {len(shard) for shard in pieces} == {6}
-
-
 @pytest.mark.parametrize(
     ("way", "shares"),
     [
@@ -73,12 +64,6 @@ def test_shards_cover_everything_once() -> None:
 )
 def test_what_the_formulas_say(way: str, shares: tuple[float, float]) -> None:
     assert tuple(WAYS[way].share(hosts) for hosts in (4, 8)) == shares
-
-
-def test_who_is_what() -> None:
-    assert topologies.roles(WAYS["two servers"], 3) == (1, [0, 1, 2], [3, 4])
-    assert topologies.roles(WAYS["a server on every host"], 2) == (2, [0, 2], [1, 3])
-    assert topologies.roles(WAYS["ring, 2 ranks per host"], 2) == (2, [0, 1, 2, 3], [])
 
 
 def rows(slower: Callable[[str], float] = lambda way: 1.0) -> dict[str, Any]:
@@ -111,28 +96,6 @@ def test_claims_are_met_and_missed() -> None:
     more = rows()
     more["8 hosts: ring"]["received"][3] = 2.0
     assert topologies.claims(more)[2].verdict == "short"
-
-
-def test_whose_port_is_the_busiest() -> None:
-    head, *lines = topologies.table(rows())
-    column = head.index("busiest port")
-    assert [line[column] for line in lines[:4]] == [
-        "a server's",
-        "a server's",
-        "all alike",
-        "all alike",
-    ]
-
-
-def test_tables_and_pictures_of_any_rows(tmp_path: Path) -> None:
-    figure = pytest.importorskip("matplotlib.figure")
-    for count in (0, 1, 100):
-        some = dict(list(rows().items())[:count])
-        assert len({len(line) for line in topologies.table(some)}) == 1
-        topologies.draw(some, figure.Figure())
-    assert {claim.verdict for claim in topologies.claims({})} == {"not measured"}
-    page.draw(topologies, rows(), tmp_path / "one.png")
-    assert (tmp_path / "one.png").stat().st_size > 1000
 
 
 @pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))

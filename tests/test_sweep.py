@@ -19,11 +19,10 @@ from patience import PATIENCE
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
-import sweep  # noqa: E402
 from libraries.peer import DTYPES, OPS, Call, What  # noqa: E402
 from measure import closed_form, floor, timing  # noqa: E402
 from measure.options import parse_sizes  # noqa: E402
-from report.table import Table, add_ratios, comment, verdicts  # noqa: E402
+from report.table import add_ratios, verdicts  # noqa: E402
 
 # --- options ---
 
@@ -46,23 +45,6 @@ def test_sizes(text: str, sizes: list[int]) -> None:
 def test_wrong_sizes(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         parse_sizes(text)
-
-
-def test_bf16_is_swept_only_where_it_applies() -> None:
-    assert sweep.parse([]).compression == ["none", "bf16"]
-    assert sweep.parse(["--dtype", "i32"]).compression == ["none"]
-    assert sweep.parse(["--collective", "broadcast"]).compression == ["none"]
-    assert sweep.parse(["--compression=fp16"]).compression == ["fp16"]
-
-
-def test_a_wrong_option_is_explained_by_one_rank_only(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for rank, said in (("0", "--iters must be"), ("1", "")):
-        monkeypatch.setenv("RANK", rank)
-        with pytest.raises(SystemExit):
-            sweep.parse(["--iters", "0"])
-        assert said in capsys.readouterr().err
 
 
 # --- the closed form ---
@@ -108,13 +90,6 @@ def test_wrong_elements_are_counted() -> None:
         assert closed_form.count_wrong(bad, want, 0, "sum") == changed
     swapped = good.reshape(-1, 50_000)[[0, 2, 1, 3]].reshape(-1)
     assert closed_form.count_wrong(swapped, want, 0, "sum") > 50_000
-
-
-def test_inputs_differ_between_ranks() -> None:
-    columns = [closed_form.pattern(rank, 4, "sum", "f32") for rank in range(4)]
-    for left in range(4):
-        for right in range(left):
-            assert np.mean(columns[left] == columns[right]) < 0.3
 
 
 # --- figures ---
@@ -165,17 +140,6 @@ def test_verdicts_follow_from_the_rows() -> None:
     assert "ringcomm none: busbw 4.1943 GB/s = 50.0 % of the floor" in text
     assert "ringcomm bf16: algbw 8.3886 GB/s = 2.00 x uncompressed" in text
     assert "4096 B" not in text
-
-
-def test_the_table_is_as_wide_as_a_terminal() -> None:
-    rows = [_row("ringcomm", "none", 9_000_000.0, 64 << 20), _row("ringcomm", "bf16", 1.0, 1)]
-    table = Table([f"{row.library} {row.compression}" for row in rows], [])
-    lines = [*table.header().splitlines(), *map(table.line, rows)]
-    assert {len(line) for line in lines} == {80}
-    wide = Table(["ringcomm codec-of-long-name"], ["gloo"])
-    lines = [*wide.header().splitlines(), wide.line(_row("ringcomm", "codec-of-long-name", 900.0))]
-    assert len({len(line) for line in lines}) == 1
-    assert max(map(len, comment("some words " * 40).splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
@@ -252,19 +216,6 @@ def test_floor_without_ports_is_none_and_with_a_wrong_one_an_error_on_all() -> N
     assert _floors([[("lo", "127.0.0.1")], []]) == [None, None]
     broken = _floors([[("lo", "127.0.0.1")], [("lo", "192.0.2.1")]])
     assert all("could not be measured: rank 1" in str(error) for error in broken)
-
-
-def test_a_stranger_without_the_token_is_turned_away() -> None:
-    token = bytes(range(floor.TOKEN_BYTES))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = listener.getsockname()
-        with socket.create_connection(address) as stranger:
-            stranger.sendall(b"x" * floor.TOKEN_BYTES)
-            with socket.create_connection(address) as friend:
-                friend.sendall(token)
-                with floor._accept(listener, token) as accepted:
-                    assert accepted.getpeername() == friend.getsockname()
-            assert stranger.recv(1) == b""
 
 
 # --- all of it ---
