@@ -34,11 +34,6 @@ static inline size_t scales_count(enum format format, size_t n)
     return (n + block_of[format] - 1) / block_of[format];
 }
 
-static inline double bf16_value(uint16_t bits)
-{
-    return (double)float_of((uint32_t)bits << 16);
-}
-
 /* ---- values ---- */
 
 enum values {

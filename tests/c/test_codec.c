@@ -170,34 +170,6 @@ static void compression_takes_wide_floats_only(void)
     }
 }
 
-static void dtype_sizes(void)
-{
-    static const size_t bytes[RC_DTYPE_COUNT] = {2, 2, 4, 8, 1, 1, 4, 8};
-    for (int dtype = 0; dtype < RC_DTYPE_COUNT; dtype++)
-        CHECK_EQ(rc_dtype_size((rc_dtype)dtype), bytes[dtype]);
-    CHECK_EQ(rc_dtype_size((rc_dtype)RC_DTYPE_COUNT), 0);
-}
-
-/* The owner decodes its own encoding: encoding that again must change nothing. */
-static void encoding_is_idempotent(void)
-{
-    const kernel_set *kernels = kernels_find(NULL);
-    float src[257], once[257], twice[257];
-    uint16_t wire[257];
-    fill_random(src, RC_F32, 257, &seed);
-    for (int id = RC_CODEC_BF16; id <= RC_CODEC_FP16; id++) {
-        codec c;
-        rc_call call = {.dtype = RC_F32, .codec = (rc_codec)id};
-        codec_init(&c, kernels, &call, 3);
-        codec_encode(&c, wire, src, 257);
-        codec_store(&c, once, wire, 257);
-        codec_encode(&c, wire, once, 257);
-        codec_store(&c, twice, wire, 257);
-        CHECK(memcmp(once, twice, sizeof once) == 0);
-        CHECK(memcmp(once, src, sizeof once) != 0);
-    }
-}
-
 /* An average of values near the end of fp16's range stays finite. */
 static void fp16_average_does_not_overflow(void)
 {
@@ -262,8 +234,6 @@ int main(void)
         {"bf16", bf16},
         {"fp16", fp16},
         {"compression_takes_wide_floats_only", compression_takes_wide_floats_only},
-        {"dtype_sizes", dtype_sizes},
-        {"encoding_is_idempotent", encoding_is_idempotent},
         {"fp16_average_does_not_overflow", fp16_average_does_not_overflow},
         {"plain_copies_at_any_offset", plain_copies_at_any_offset},
         {"a_sum_of_nans_is_the_same_on_all_ranks", a_sum_of_nans_is_the_same_on_all_ranks},

@@ -1,7 +1,7 @@
 /* test_kernels.c - the table of kernel sets, and their reductions, scalings and conversions.
  *
- * Each set must follow arithmetic written differently (integers in 128 bits, f32 in f64) and give
- * the scalar set's bits, for all dtypes, ops, sizes, offsets and aliases.
+ * Each set must give the scalar set's bits, which tests/test_kernels.py holds to numpy's, for all
+ * dtypes, ops, sizes, offsets and aliases.
  */
 #include <math.h>
 #include <stdint.h>
@@ -12,8 +12,6 @@
 #include "check.h"
 #include "operands.h"
 
-typedef __int128 wide;
-
 /* ---- elements of any dtype ---- */
 
 static double load_float(rc_dtype dtype, const void *data, size_t i)
@@ -21,65 +19,12 @@ static double load_float(rc_dtype dtype, const void *data, size_t i)
     return dtype == RC_F32 ? (double)((const float *)data)[i] : ((const double *)data)[i];
 }
 
-static wide load_int(rc_dtype dtype, const void *data, size_t i)
-{
-    switch (dtype) {
-    case RC_I8: return ((const int8_t *)data)[i];
-    case RC_U8: return ((const uint8_t *)data)[i];
-    case RC_I32: return ((const int32_t *)data)[i];
-    default: return ((const int64_t *)data)[i];
-    }
-}
-
 static int is_float(rc_dtype dtype)
 {
     return dtype == RC_F32 || dtype == RC_F64;
 }
 
-/* value in the dtype, wrapped: compared by its low bits. */
-static int wraps_to(rc_dtype dtype, wide value, wide got)
-{
-    const uint64_t mask = ~0ull >> (64 - 8 * size_of(dtype));
-    return (((uint64_t)value ^ (uint64_t)got) & mask) == 0;
-}
-
 /* ---- reductions ---- */
-
-static int follows_rule_float(rc_dtype dtype, rc_op op, double x, double y, double got)
-{
-    double want = 0;
-    if (isnan(x) || isnan(y))
-        return isnan(got);
-    switch (op) {
-    case RC_SUM: want = x + y; break;
-    case RC_PROD: want = x * y; break;
-    case RC_MIN: want = x < y ? x : y; break;
-    default: want = x > y ? x : y; break;
-    }
-    if (dtype == RC_F32)
-        want = (double)(float)want; /* rounding twice is harmless from 53 to 24 bits */
-    return isnan(want) ? isnan(got) : want == got && !signbit(want) == !signbit(got);
-}
-
-static int follows_rule_int(rc_dtype dtype, rc_op op, wide x, wide y, wide got)
-{
-    switch (op) {
-    case RC_SUM: return wraps_to(dtype, x + y, got);
-    case RC_PROD: return wraps_to(dtype, x * y, got);
-    case RC_MIN: return got == (x < y ? x : y);
-    default: return got == (x > y ? x : y);
-    }
-}
-
-static int follows_rule(rc_dtype dtype, rc_op op, const void *a, const void *b, const void *got,
-                        size_t i)
-{
-    if (is_float(dtype))
-        return follows_rule_float(dtype, op, load_float(dtype, a, i), load_float(dtype, b, i),
-                                  load_float(dtype, got, i));
-    return follows_rule_int(dtype, op, load_int(dtype, a, i), load_int(dtype, b, i),
-                            load_int(dtype, got, i));
-}
 
 /* The one freedom that the contract leaves. */
 static int payload_is_free(rc_dtype dtype, rc_op op, const void *a, const void *b, size_t i)
@@ -102,19 +47,16 @@ static void reduce_case(const kernel_set *set, rc_dtype dtype, rc_op op, size_t 
     void *want = make(0, bytes);
     void *dst = alias == ALIAS_A ? a : alias == ALIAS_B ? b : out;
     int exact = 1;
-    int lawful = 1;
     fill(left, dtype, n);
     fill(right, dtype, n);
     memcpy(a, left, bytes);
     memcpy(b, right, bytes);
     kernels_at(0)->reduce[dtype][op](want, left, right, n);
     set->reduce[dtype][op](dst, a, b, n);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++)
         exact &= payload_is_free(dtype, op, left, right, i) ||
                  memcmp((char *)dst + i * width, (char *)want + i * width, width) == 0;
-        lawful &= follows_rule(dtype, op, left, right, dst, i);
-    }
-    if (!CHECK(exact) || !CHECK(lawful) || !CHECK(guard_holds(out, alias ? 0 : bytes)))
+    if (!CHECK(exact) || !CHECK(guard_holds(out, alias ? 0 : bytes)))
         CHECK_NOTE("  set %s dtype %d op %d n %zu offset %zu alias %d\n", set->name, dtype, op, n,
                    offset, alias);
     drop(a, skip[0]);
@@ -179,16 +121,6 @@ static void min_max_rule(void)
 
 /* ---- scaling and conversion ---- */
 
-static int scaled_right(rc_dtype dtype, double factor, const void *src, const void *got, size_t i)
-{
-    if (!is_float(dtype))
-        return load_int(dtype, got, i) == load_int(dtype, src, i) / (wide)factor;
-    const double x = load_float(dtype, src, i);
-    const double y = load_float(dtype, got, i);
-    const double want = dtype == RC_F32 ? (double)(float)(x * (double)(float)factor) : x * factor;
-    return isnan(want) ? isnan(y) : want == y && !signbit(want) == !signbit(y);
-}
-
 static void scale_case(const kernel_set *set, rc_dtype dtype, double factor, size_t n,
                        size_t offset, int in_place)
 {
@@ -199,14 +131,11 @@ static void scale_case(const kernel_set *set, rc_dtype dtype, double factor, siz
     void *want = make(0, n * width);
     void *out = make(skip, n * width + GUARD);
     void *dst = in_place ? in : out;
-    int lawful = 1;
     fill(src, dtype, n);
     memcpy(in, src, n * width);
     kernels_at(0)->scale[dtype](want, src, factor, n);
     set->scale[dtype](dst, in, factor, n);
-    for (size_t i = 0; i < n; i++)
-        lawful &= scaled_right(dtype, factor, src, dst, i);
-    if (!CHECK(memcmp(dst, want, n * width) == 0) || !CHECK(lawful) ||
+    if (!CHECK(memcmp(dst, want, n * width) == 0) ||
         !CHECK(guard_holds(out, in_place ? 0 : n * width)))
         CHECK_NOTE("  set %s dtype %d factor %g n %zu\n", set->name, dtype, factor, n);
     drop(src, 0);
@@ -343,11 +272,6 @@ static void convert_set(const kernel_set *set)
         CHECK(memcmp(floats, floats_want, n * sizeof *floats) == 0);
         CHECK(memcmp(back, back_want, n * sizeof *back) == 0);
         CHECK(guard_holds(floats, n * sizeof *floats) && guard_holds(back, n * sizeof *back));
-        for (size_t i = 0; i < n; i++) {
-            const float want = (float)doubles[i];
-            CHECK(isnan(doubles[i]) ? isnan(floats[i]) : bits_of(floats[i]) == bits_of(want));
-            CHECK(isnan(doubles[i]) ? isnan(back[i]) : back[i] == (double)want);
-        }
         drop(doubles, 2 * skip);
         drop(floats, skip);
         drop(floats_want, 0);

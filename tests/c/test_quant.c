@@ -1,5 +1,5 @@
 /* test_quant.c - segments of few bits per element in any kernel set: the bits of the portable one,
- * which tests/test_kernels.py holds to the formulas; sums of what was decoded; and sizes.
+ * which tests/test_kernels.py holds to the formulas, as it does sums; sizes; and what is finite.
  */
 #include "../../csrc/codec/codec.h"
 #include "../../csrc/plan/plan.h"
@@ -64,77 +64,6 @@ static void segments_are_the_portable_ones(void)
 
 /* ---- sums ---- */
 
-enum { RANKS = 3, OWN = 1 };
-
-/* Three contributions, the second one this rank's own and exact; result and residual of the owner,
- * which are those of a tensor that is the sum. */
-static void one_join(const kernel_set *kernels, rc_codec codec, size_t n)
-{
-    static float x[RANKS][MOST_ELEMS], d[RANKS][MOST_ELEMS], e[MOST_ELEMS], own[MOST_ELEMS];
-    static float sum[MOST_ELEMS], want[MOST_ELEMS], want_left[MOST_ELEMS];
-    static float plain[MOST_ELEMS], got[MOST_ELEMS], left[MOST_ELEMS];
-    static uint8_t wire[RANKS][ROOM], out[ROOM], want_out[ROOM];
-    const void *wires[RANKS] = {wire[0], NULL, wire[2]};
-    quant q = quant_of(kernels, codec, RC_F32, RC_AVG, n);
-    quant portable = quant_of(kernels_at(0), codec, RC_F32, RC_SUM, n);
-    int poisoned = 0;
-    fill_random(e, RC_F32, n, &seed);
-    fill_random(own, RC_F32, n, &seed);
-    for (int rank = 0; rank < RANKS; rank++) {
-        fill_random(x[rank], RC_F32, n, &seed);
-        quant_encode(&portable, wire[rank], x[rank], NULL, NULL, n, &poisoned);
-        quant_store(&portable, d[rank], wire[rank], n, &poisoned);
-    }
-    for (size_t i = 0; i < n; i++) {
-        sum[i] = d[0][i] + (x[OWN][i] + own[i]);
-        sum[i] = (sum[i] + d[2][i]) * (1.0F / 3.0F);
-    }
-    quant_encode(&portable, want_out, sum, e, want_left, n, &poisoned);
-    quant_store(&portable, want, want_out, n, &poisoned);
-    quant_terms terms = {.wires = wires, .count = RANKS, .src = x[OWN], .residual = own};
-    quant_join(&q, plain, &terms, n, &poisoned);
-    CHECK(memcmp(plain, sum, n * sizeof *sum) == 0);
-    quant_join_encoded(&q, got, out, &terms, e, left, n, &poisoned);
-    CHECK(memcmp(got, want, n * sizeof *want) == 0);
-    CHECK(memcmp(left, want_left, n * sizeof *left) == 0);
-    CHECK(memcmp(out, want_out, quant_bytes(&q, n)) == 0);
-    CHECK_EQ(poisoned, 0);
-}
-
-static void joins_are_in_order_of_rank(void)
-{
-    each_kind(one_join);
-}
-
-/* Whoever encodes, decodes or adds a NaN or an infinity is told. */
-static void one_poison(const kernel_set *kernels, rc_codec codec, size_t n)
-{
-    static float x[MOST_ELEMS], got[MOST_ELEMS];
-    static double wide[MOST_ELEMS];
-    static uint8_t wire[ROOM], other[ROOM], out[ROOM];
-    quant q = quant_of(kernels, codec, RC_F32, RC_SUM, n);
-    int fine = 0, encoded = 0, decoded = 0, joined = 0, sent = 0, stored = 0;
-    if (n == 0)
-        return;
-    fill_random(x, RC_F32, n, &seed);
-    quant_encode(&q, other, x, NULL, NULL, n, &fine);
-    x[draw_below(&seed, n)] = draw_below(&seed, 2) ? NAN : -INFINITY;
-    quant_encode(&q, wire, x, NULL, NULL, n, &encoded);
-    quant_store(&q, got, wire, n, &decoded);
-    const void *both[] = {other, wire}, *own[] = {other, NULL};
-    quant_terms terms = {.wires = both, .count = 2}, exact = {.wires = own, .count = 2, .src = x};
-    quant_join(&q, got, &terms, n, &joined);
-    quant_join_encoded(&q, got, out, &exact, NULL, NULL, n, &sent);
-    q = quant_of(kernels, codec, RC_F64, RC_SUM, n);
-    quant_store(&q, wide, out, n, &stored);
-    CHECK(!fine && encoded && decoded && joined && sent && stored);
-}
-
-static void poison_is_told(void)
-{
-    each_kind(one_poison);
-}
-
 /* Without the sum, where scales are small; bytes may be any that come from a wire. */
 static void one_large_sum(const kernel_set *kernels, rc_codec codec, size_t n)
 {
@@ -198,8 +127,6 @@ int main(void)
 {
     static const check_test tests[] = {
         {"segments_are_the_portable_ones", segments_are_the_portable_ones},
-        {"joins_are_in_order_of_rank", joins_are_in_order_of_rank},
-        {"poison_is_told", poison_is_told},
         {"a_sum_that_is_too_large_is_found", a_sum_that_is_too_large_is_found},
         {"segments_fit", segments_fit},
         {"finite_is_told_from_not", finite_is_told_from_not},
