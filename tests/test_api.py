@@ -1,5 +1,4 @@
-"""The module's functions and their one default communicator: a life from init to exit, and every
-wrong call, which must say so at once and cost nothing.
+"""The module's functions and their one default communicator: a life from init to exit.
 
 A process has one default communicator, so ranks are processes here, or a world of one.
 """
@@ -214,60 +213,6 @@ def test_default_functions_in_processes() -> None:
 def pair() -> Iterator[World]:
     with World(2) as world:
         yield world
-
-
-BAD_CALLS: list[tuple[Callable[[Communicator], Any], type[RingcommError], str]] = [
-    (lambda c: c.allreduce(np.ones(2), "mean"), ConfigError, "op='mean' is unknown; give one of"),
-    (lambda c: c.allreduce(np.ones(2), None), ConfigError, "op=None is unknown"),
-    (lambda c: c.allreduce(np.ones(2), ["sum"]), ConfigError, "is unknown"),
-    (lambda c: c.allreduce(np.ones(2), compression="zip"), ConfigError, "compression='zip' is unk"),
-    (lambda c: c.allreduce(np.ones(2), compression=8), ConfigError, "compression=8 is unknown"),
-    (lambda c: c.allreduce(np.ones(2, int), compression="bf16"), TensorError, "takes float32 and"),
-    (lambda c: c.allreduce(np.ones(2, "f2"), compression="fp16"), TensorError, "not float16; le"),
-    (lambda c: c.allreduce(np.ones(2), out=np.ones(3)), TensorError, r"out is f64\[3\]"),
-    (lambda c: c.allreduce(np.ones(2), out=np.ones(2, "f4")), TensorError, r"out is f32\[2\]"),
-    (lambda c: c.allreduce(np.ones(2), out=[0, 0]), TensorError, "builtins.list is not a tensor"),
-    (lambda c: c.allreduce("abc"), TensorError, "builtins.str is not a tensor"),
-    (lambda c: c.allreduce(np.ones(2), timeout=0), ConfigError, "timeout=0: give seconds above 0"),
-    (lambda c: c.allreduce(np.ones(2), timeout=-1.0), ConfigError, "timeout=-1.0"),
-    (lambda c: c.allreduce(np.ones(2), timeout="1"), ConfigError, "timeout='1'"),
-    (lambda c: c.allreduce(np.ones(2), timeout=float("nan")), ConfigError, "timeout=nan"),
-    (lambda c: c.allreduce(np.ones(2), timeout=5e6), ConfigError, "at most 4 million"),
-    (lambda c: c.broadcast(np.ones(2), 2), ConfigError, "rank 2 is not in a world of 2"),
-    (lambda c: c.broadcast(np.ones(2), -1), ConfigError, "rank -1 is not in a world of 2"),
-    (lambda c: c.broadcast(np.ones(2), 0.5), ConfigError, "rank 0.5 is not in a world of 2"),
-    (lambda c: c.reduce(np.ones(2), "0"), ConfigError, "rank '0' is not in a world of 2"),
-    (lambda c: c.gather(np.ones(2), 9), ConfigError, "rank 9 is not in a world of 2"),
-    (lambda c: c.scatter(np.ones((2, 2)), None), ConfigError, "rank None is not in a world"),
-    (lambda c: c.scatter(np.ones((3, 2))), TensorError, r"dimension must be 2 .*\(3, 2\)"),
-    (lambda c: c.scatter(None, c.rank), TensorError, "give root's tensor"),
-    (lambda c: c.scatter(None, 1 - c.rank), TensorError, "on the other ranks out="),
-    (lambda c: c.reduce_scatter(np.ones(3)), TensorError, r"must divide by 2 .*\(3,\)"),
-    (lambda c: c.reduce_scatter(np.array(1.0)), TensorError, r"must divide by 2 .*\(\)"),
-    (lambda c: c.alltoall(np.ones(3)), TensorError, "must divide by 2"),
-    (lambda c: c.send(np.ones(2), c.rank), ConfigError, "cannot send to or receive from itself"),
-    (lambda c: c.recv(np.ones(2), c.rank), ConfigError, "cannot send to or receive from itself"),
-    (lambda c: c.send(np.ones(2), 5), ConfigError, "rank 5 is not in a world of 2"),
-    (lambda c: c.split("red"), ConfigError, "color='red': give an integer"),
-    (lambda c: c.split(0, key=0.5), ConfigError, "key=0.5: give an integer"),
-    (lambda c: c.split(2**64), ConfigError, "color=18446744073709551616"),
-]
-
-
-@pytest.mark.parametrize("index", range(len(BAD_CALLS)))
-def test_a_wrong_call_is_refused_and_costs_nothing(index: int, pair: World) -> None:
-    call, kind, says = BAD_CALLS[index]
-
-    def body(comm: Communicator) -> None:
-        before = comm.stats()["works"]
-        with pytest.raises(kind, match=says):
-            call(comm)
-        with pytest.raises(kind, match=says):
-            call(comm)
-        assert comm.stats()["works"] == before
-        assert comm.allreduce(np.ones(1)).tolist() == [2]
-
-    pair.run(body)
 
 
 def test_a_split_after_a_refused_one(pair: World) -> None:

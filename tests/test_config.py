@@ -111,13 +111,6 @@ def test_every_field_has_a_variable() -> None:
     assert dataclasses.asdict(config) == {name: value for name, (_, value) in ENVIRONMENT.items()}
 
 
-@pytest.mark.parametrize("name", list(ENVIRONMENT))
-def test_one_variable_changes_one_field(name: str) -> None:
-    text, value = ENVIRONMENT[name]
-    config = Config.from_env({"RINGCOMM_" + name.upper(): text})
-    assert config == dataclasses.replace(Config(), **{name: value})
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [("1", True), ("true", True), ("YES ", True), ("0", False), ("no", False), ("", False)],

@@ -22,7 +22,6 @@ from ringcomm import (
     Communicator,
     ConfigError,
     NotInitializedError,
-    TensorError,
 )
 from ringcomm.core.faces import view
 from ringcomm.core.native import lib
@@ -139,37 +138,6 @@ def test_roots_that_are_refused() -> None:
             comm.barrier()
 
     run_ranks(2, body)
-
-
-def test_arguments_that_are_refused() -> None:
-    def body(comm: Communicator) -> None:
-        ones = np.ones(4)
-        op: Any
-        for op in ("product", None, ["sum"], 3):
-            with pytest.raises(ConfigError, match="is unknown; give one of sum"):
-                comm.allreduce(ones, op)
-        with pytest.raises(ConfigError, match="compression='zip' is unknown"):
-            comm.allreduce(ones, compression="zip")
-        with pytest.raises(TensorError, match="takes float32 and float64"):
-            comm.allreduce(np.ones(4, np.int32), compression="bf16")
-        with pytest.raises(TensorError, match="complex128 is not supported"):
-            comm.allreduce(np.ones(4, np.complex128))
-        assert comm.allreduce(ones).tolist() == [2] * 4
-        comm.barrier()
-        comm.close()
-        with pytest.raises(NotInitializedError, match="is closed"):
-            comm.allreduce(ones)
-
-    run_ranks(2, body)
-
-
-@pytest.mark.torch
-def test_a_dtype_of_torch_that_is_refused() -> None:
-    def body(comm: Communicator) -> None:
-        with pytest.raises(TensorError, match="complex64"):
-            comm.allreduce(made("torch.ones(4, dtype=torch.complex64)"))
-
-    run_ranks(1, body)
 
 
 def is_inside(comm: Communicator) -> bool:

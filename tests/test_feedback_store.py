@@ -46,7 +46,6 @@ REFUSED = [
         r"'int4' rounds so much away that it needs feedback=ringcomm.ErrorFeedback\(\), one for"
         " each tensor and kept from call to call, or feedback=False to go without",
     ),
-    (lambda c: c.allreduce(ones(), compression="onebit", feedback=None), ConfigError, "'onebit'"),
     (lambda c: c.reduce_scatter(ones(), compression="int4"), ConfigError, "needs feedback"),
     (lambda c: c.allgather(ones(), compression="onebit"), ConfigError, "needs feedback"),
     (lambda c: c.allreduce_many([ones()], compression="int4"), ConfigError, "needs feedback"),
@@ -54,12 +53,6 @@ REFUSED = [
         lambda c: c.allreduce(ones(), compression="int8", feedback=True),
         ConfigError,
         "feedback=True: give a ringcomm.ErrorFeedback, or False",
-    ),
-    (lambda c: c.allreduce(ones(), feedback="w"), ConfigError, "feedback='w'"),
-    (
-        lambda c: c.allreduce(ones(), compression="int3"),
-        ConfigError,
-        "compression='int3' is unknown; give one of none, bf16, fp16, int8, fp8, int4, onebit: ",
     ),
     (
         lambda c: c.allreduce(ones(), compression="onebit-deepspeed"),
@@ -72,19 +65,9 @@ REFUSED = [
         r"compression='topk' has been removed: .* ringcomm\.torch\.sparse and OuterStep\(",
     ),
     (
-        lambda c: c.allreduce(ones(), compression="topk:0.001"),
-        ConfigError,
-        r"compression='topk:0\.001' has been removed: ",
-    ),
-    (
         lambda c: c.allreduce(ones(dtype=np.int32), compression="int8"),
         TensorError,
         r"compression='int8' takes float32 and float64 tensors, not int32",
-    ),
-    (
-        lambda c: c.allreduce(ones(dtype=np.float16), compression="onebit", feedback=False),
-        TensorError,
-        "not float16",
     ),
     (
         lambda c: c.allreduce(ones(dtype=np.int32), feedback=ErrorFeedback()),
@@ -96,7 +79,6 @@ REFUSED = [
         ConfigError,
         "op='max' does not go with compression='int8', which takes sum and avg",
     ),
-    (lambda c: c.reduce_scatter(ones(), "min", compression="fp8"), ConfigError, "op='min'"),
     (
         lambda c: c.allreduce(ones(), "prod", feedback=ErrorFeedback()),
         ConfigError,
@@ -106,11 +88,6 @@ REFUSED = [
         lambda c: c.allreduce(ones(), compression="int8", feedback=ErrorFeedback(999)),
         ConfigError,
         "feedback is of 999 elements, and the tensor has 1000",
-    ),
-    (
-        lambda c: c.reduce_scatter(ones(), compression="int8", feedback=ErrorFeedback(500)),
-        ConfigError,
-        "500 elements, and the tensor has 1000",
     ),
     (
         lambda c: c.allreduce_many(
@@ -131,7 +108,6 @@ REFUSED = [
     ),
     (lambda c: c.allreduce_many([ones()], feedback=ErrorFeedback()), ConfigError, "give a list"),
     (lambda c: ErrorFeedback(-1), ConfigError, "count=-1: give the number"),
-    (lambda c: ErrorFeedback(2.5), ConfigError, "count=2.5: give the number"),  # type: ignore
     (lambda c: ErrorFeedback(1 << 60), ConfigError, "give the number"),
 ]
 
