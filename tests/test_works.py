@@ -265,16 +265,6 @@ def test_what_a_work_lets_go_of_may_ask_it_whether_it_is_over() -> None:
     assert asked == [True, True]
 
 
-def test_works_that_nobody_waits_for_complete() -> None:
-    def body(comm: Communicator) -> None:
-        for number in range(50):
-            comm.allreduce(np.full(1000, float(number)), async_op=True)
-        assert until(lambda: comm.stats()["works"] >= 50)
-
-    run_ranks(3, body)
-    run_ranks(3, body, engines="own")
-
-
 # ---- one rank far ahead ----
 
 
@@ -307,99 +297,7 @@ def test_a_rank_far_ahead(n: int, count: int, elems: int, rest_waits: bool, engi
     run_ranks(n, body, engines=engines)
 
 
-def test_mixed_collectives_far_ahead() -> None:
-    """The same for chains and single hops, where nothing flows back by itself."""
-    n, rounds = 3, 60
-
-    def body(comm: Communicator) -> None:
-        if comm.rank == 2:
-            time.sleep(0.3)
-        works, checks = [], []
-        for i in range(rounds):
-            x = np.full(3 * 5000, float(i), np.float32)
-            works.append(comm.broadcast(x if comm.rank == 0 else x * 0, 0, async_op=True))
-            checks.append(float(i))
-            works.append(comm.allgather(x[:5000] + comm.rank, async_op=True))
-            checks.append(float(i))
-            works.append(comm.reduce_scatter(x, async_op=True))
-            checks.append(3.0 * i)
-            works.append(comm.alltoall(x, async_op=True))
-            checks.append(float(i))
-            if comm.rank == 2:
-                for work in works:
-                    work.wait()
-        for work, first in zip(works, checks, strict=True):
-            assert work.wait().reshape(-1)[0] == first
-
-    run_ranks(n, body, engines="own")
-
-
-def test_many_sends_ahead_of_their_receives() -> None:
-    def body(comm: Communicator) -> None:
-        if comm.rank == 0:
-            works = [
-                comm.send(np.full(1 << 14, float(i), np.float32), 1, async_op=True)
-                for i in range(200)
-            ]
-            for work in works:
-                work.wait()
-        else:
-            time.sleep(0.2)
-            got = np.empty(1 << 14, np.float32)
-            for i in range(200):
-                comm.recv(got, 0)
-                assert got[0] == got[-1] == i
-
-    run_ranks(2, body, engines="own")
-
-
-def test_messages_and_collectives_do_not_wait_for_each_other() -> None:
-    """A receive that is called first gets its message past a collective that its sender called
-    first and that fills the credit; and the other way round."""
-
-    def body(comm: Communicator) -> None:
-        big, small = np.ones(1 << 20, np.float32), np.ones(3, np.float32)
-        if comm.rank == 0:
-            work = comm.allreduce(big, async_op=True)
-            comm.send(small * 7, 1)
-            work.wait()
-            sends = [comm.send(big, 1, async_op=True) for _ in range(3)]
-            comm.broadcast(small * 5)
-            for send in sends:
-                send.wait()
-        elif comm.rank == 1:
-            comm.recv(small, 0)
-            assert small.tolist() == [7, 7, 7]
-            comm.allreduce(big)
-            time.sleep(0.1)
-            comm.broadcast(small)
-            assert small.tolist() == [5, 5, 5]
-            for _ in range(3):
-                comm.recv(big, 0)
-            assert np.all(big == 3)
-        else:
-            comm.allreduce(big)
-            comm.broadcast(small)
-
-    run_ranks(3, body, engines="own")
-
-
 # ---- many, and threads ----
-
-
-@pytest.mark.parametrize("engines", ["shared", "own"])
-def test_a_thousand_small_collectives_in_a_row(engines: str) -> None:
-    def body(comm: Communicator) -> None:
-        x = np.zeros(16, np.float32)
-        for number in range(1000):
-            x[:] = number
-            comm.allreduce(x)
-            assert x[0] == 3 * number
-
-    with World(3, engines=engines) as ranks:
-        ranks.run(body)
-        for comm in ranks.comms:
-            assert comm.stats()["works"] == 1000
 
 
 def test_communicators_are_used_from_several_threads() -> None:
@@ -425,20 +323,6 @@ def test_communicators_are_used_from_several_threads() -> None:
         for thread in threads:
             thread.join(PATIENCE)
         assert found == ["over"] * 6
-
-
-def test_one_work_waited_for_by_many_threads() -> None:
-    def body(comm: Communicator) -> None:
-        work = comm.allreduce(np.ones(1000), async_op=True)
-        got: list[float] = []
-        threads = [threading.Thread(target=lambda: got.append(work.wait()[0])) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE)
-        assert got == [2.0] * 4
-
-    run_ranks(2, body)
 
 
 def test_a_call_while_another_thread_looks_for_what_is_over() -> None:
