@@ -15,13 +15,12 @@ import sparse_reference as slow
 from ranks import run_ranks
 from sparse_reference import words
 
-from ringcomm import Communicator, ConfigError, MismatchError, RingcommError, TensorError
+from ringcomm import Communicator, ConfigError
 
 torch = pytest.importorskip("torch")
 
 from sparse_training import import_late, loss_of, model_of, weights  # noqa: E402
 
-from ringcomm.torch import HookState  # noqa: E402
 from ringcomm.torch.sparse import SGD, Adam  # noqa: E402
 from ringcomm.torch.sparse.bucket import lay_out  # noqa: E402
 
@@ -246,48 +245,6 @@ def test_parameters_whose_data_is_assigned_are_followed(dtype: Any, overlap: boo
     run_ranks(2, run)
 
 
-def test_a_model_keeps_training_after_vector_to_parameters() -> None:
-    def run(comm: Communicator, is_assigned: bool) -> Any:
-        model = model_of(1)
-        with SGD(model.parameters(), lr=0.1, comm=comm, density=0.1) as optimizer:
-            for step in range(4):
-                if is_assigned and step % 2 == 0:
-                    vector = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-                    torch.nn.utils.vector_to_parameters(vector.clone(), model.parameters())
-                optimizer.zero_grad()
-                loss_of(model, comm.rank, step).backward()
-                optimizer.step()
-            return weights(model)
-
-    plain = run_ranks(2, lambda comm: run(comm, False))[0]
-    assert torch.equal(run_ranks(2, lambda comm: run(comm, True))[1], plain)
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_a_model_of_another_dtype_than_the_optimizers_is_refused(overlap: bool) -> None:
-    def run(comm: Communicator) -> None:
-        model = model_of(1)
-        with SGD(model.parameters(), comm=comm, overlap=overlap) as optimizer:
-            model.bfloat16()
-            loss_of(model, comm.rank, 0).backward()
-            optimizer.step()
-
-    with pytest.raises(ConfigError, match=r"make the optimizer after model\.to\(\)"):
-        run_ranks(2, run)
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_sparse_gradients_are_refused(overlap: bool) -> None:
-    def run(comm: Communicator) -> None:
-        model = torch.nn.Sequential(torch.nn.Embedding(9, 8, sparse=True), torch.nn.Linear(8, 4))
-        with SGD(model.parameters(), comm=comm, overlap=overlap) as optimizer:
-            model(torch.arange(8)).sum().backward()
-            optimizer.step()
-
-    with pytest.raises(TensorError, match=r"a gradient is .*sparse=False"):
-        run_ranks(2, run)
-
-
 def test_accumulation_and_misuse() -> None:
     def run(comm: Communicator) -> None:
         one = torch.nn.Parameter(torch.zeros(320))
@@ -307,47 +264,6 @@ def test_accumulation_and_misuse() -> None:
                 one.backward(torch.ones(320))
 
     run_ranks(1, run)
-
-
-def test_gradients_that_change_after_backward() -> None:
-    def run(comm: Communicator, overlap: bool) -> Any:
-        one = torch.nn.Parameter(torch.zeros(320))
-        with SGD([one], lr=1.0, comm=comm, density=1.0, overlap=overlap) as optimizer:
-            one.backward(torch.ones(320))
-            torch.nn.utils.clip_grad_norm_([one], 1e-3)
-            optimizer.step()
-            return one.detach().norm()
-
-    with pytest.raises(ConfigError, match="overlap=False"):
-        run_ranks(1, lambda comm: run(comm, True))
-    assert abs(run_ranks(1, lambda comm: run(comm, False))[0] - 1e-3) < 1e-5
-
-
-def test_a_hook_for_the_same_model_is_refused() -> None:
-    """It would send the gradients a second time."""
-
-    def run(comm: Communicator) -> None:
-        model = model_of(1)
-        state = HookState("int8", comm, model=model)
-        with SGD(model.parameters(), comm=comm, overlap=False) as optimizer:
-            loss_of(model, comm.rank, 0).backward()
-            with pytest.raises(ConfigError, match="HookState was made for parameters of this SGD"):
-                optimizer.step()
-        del state
-
-    run_ranks(2, run)
-
-
-def test_nobody_has_a_gradient() -> None:
-    def run(comm: Communicator) -> None:
-        one = torch.nn.Parameter(torch.zeros(320))
-        with SGD([one], comm=comm) as optimizer:
-            for _ in range(2):
-                optimizer.step()
-            with pytest.raises(RingcommError, match="no gradient"):
-                optimizer.step()
-
-    run_ranks(2, run)
 
 
 @pytest.mark.parametrize(
@@ -374,60 +290,6 @@ def test_arguments_that_cannot_work(make: Made, arguments: dict[str, Any], told:
         assert isinstance(caught.value, ConfigError)
 
     run_ranks(1, run)
-
-
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("aggregate", ("mean", "senders")),
-        ("density", (0.1, 0.2)),
-        ("staleness", (0, 1)),
-        ("overlap", (False, True)),
-        ("decay", (0.9, 0.5)),
-        ("values", ("bf16", "fp32")),
-        ("optimizer", ("sparse.SGD", "sparse.Adam")),
-    ],
-)
-def test_ranks_that_make_other_optimizers_fail_at_once(name: str, values: Any) -> None:
-    def run(comm: Communicator) -> None:
-        is_kind = name == "optimizer"
-        make, more = ((SGD, Adam)[comm.rank], {}) if is_kind else (SGD, {name: values[comm.rank]})
-        with pytest.raises(MismatchError, match=f"{name} is {values[0]} on rank 0 .* {values[1]}"):
-            make(model_of(1).parameters(), comm=comm, **more)
-
-    run_ranks(2, run)
-
-
-@pytest.mark.parametrize(("changed", "staleness"), [("lr", 0), ("steps", 1)])
-def test_ranks_with_other_rates_fail_at_the_step(changed: str, staleness: int) -> None:
-    """Nothing of that step is applied."""
-
-    def run(comm: Communicator) -> None:
-        model = model_of(1)
-        with SGD(model.parameters(), lr=0.1, comm=comm, staleness=staleness) as optimizer:
-            for step in range(3):
-                optimizer.zero_grad()
-                loss_of(model, comm.rank, step).backward()
-                optimizer.step()
-            optimizer.flush()
-            before = [bucket.master.copy() for bucket in optimizer._spans]
-            if comm.rank == 1:
-                optimizer.param_groups[0]["lr"] = 0.2 if changed == "lr" else 0.1
-                optimizer.steps += changed == "steps"
-            optimizer.zero_grad()
-            loss_of(model, comm.rank, 3).backward()
-
-            def last() -> None:
-                optimizer.step()
-                optimizer.flush()
-
-            told = r"param_groups\[0\]\['lr'\] is 0.1 on rank 0 and 0.2 on rank 1"
-            with pytest.raises(MismatchError, match=told if changed == "lr" else "steps is 3"):
-                last()
-            for bucket, was in zip(optimizer._spans, before, strict=True):
-                assert (bucket.master == was).all()
-
-    run_ranks(2, run)
 
 
 def test_it_learns_with_one_block_in_ten() -> None:
