@@ -55,48 +55,6 @@ def test_what_the_gpu_packs_has_the_bits_of_what_the_cpu_packs(
         assert made > 2 * 2 * len(counts) * world
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_a_value_that_is_not_finite_makes_all_of_it_nan(gpu: Gpu, world: int) -> None:
-    def body(comm: Communicator) -> None:
-        for guilty in range(world):
-            values = tensors.elements("f32", 5000, comm.rank)
-            if comm.rank == guilty:
-                values[4999 * guilty // world] = np.inf
-            array, host = gpu.array(values, gpu.stream()), values.copy()
-            comm.allreduce(host, compression="int8")
-            comm.allreduce(array, compression="int8")
-            assert bits(array.read()) == bits(host)
-
-    run_ranks(world, body)
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_that_pack_and_ranks_that_do_not_go_together(gpu: Gpu, world: int) -> None:
-    """One has a GPU without room for what is packed, or for what is to be unpacked; one packs, one
-    has a host tensor."""
-    values = [tensors.elements("f32", 9000, rank) for rank in range(world)]
-    fails = {"k": 0}
-
-    def body(comm: Communicator) -> None:
-        expected = values[comm.rank].copy()
-        comm.allreduce(expected, "avg", compression="int8")
-        array = gpu.array(values[comm.rank], gpu.stream())
-        comm.barrier()
-        if comm.rank == 0:
-            gpu.fail("cuMemAlloc_v2", fails["k"], 2)
-        comm.barrier()
-        for _ in range(2):
-            tensor = values[2].copy() if comm.rank == 2 else array
-            comm.allreduce(tensor, "avg", compression="int8")
-            got = tensor if comm.rank == 2 else array.read()
-            assert bits(got) == bits(expected)
-            array.write(values[comm.rank])
-
-    for fails["k"] in (1, 2, 3, 4):
-        gpu.reset()
-        run_ranks(world, body)
-
-
 @pytest.mark.parametrize("compression", CODECS)
 def test_one_of_two_has_its_tensor_on_the_host(gpu: Gpu, compression: str) -> None:
     """The one adds on its GPU, the other on its CPU."""

@@ -74,32 +74,6 @@ def test_allreduce_has_the_bits_of_host_tensors(gpu: Gpu, world: int, dtypes: li
     run_ranks(world, body)
 
 
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("compression", ["bf16", "fp16", "int8", "fp8", "int4", "onebit"])
-def test_compressed_allreduce_has_the_bits_of_host_tensors(
-    gpu: Gpu, world: int, compression: str
-) -> None:
-    with_feedback = compression not in ("bf16", "fp16")
-
-    def body(comm: Communicator) -> None:
-        for dtype in ("f32", "f64"):
-            here, there = ErrorFeedback(), ErrorFeedback()
-            for step in range(2):
-                values = tensors.elements(dtype, 3001, comm.rank, step)
-                array, host = on_gpu(gpu, values, dtype), values.copy()
-                for tensor, feedback in ((array, here), (host, there)):
-                    comm.allreduce(
-                        tensor,
-                        compression=compression,
-                        feedback=feedback if with_feedback else None,
-                    )
-                assert bits(array.read()) == bits(host)
-            if with_feedback:
-                assert bits(here.worker) == bits(there.worker)
-
-    run_ranks(world, body)
-
-
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("dtype", ["f32", pytest.param("bf16", marks=pytest.mark.torch), "i64"])
 def test_every_collective(gpu: Gpu, world: int, dtype: str) -> None:
@@ -482,12 +456,3 @@ def test_machine_code_that_a_gpu_does_not_take_is_replaced_by_ptx(
     run_ranks(2, body)
     assert gpu.calls("cuLaunchKernel") > 2 * KERNELS
     assert not caplog.records
-
-
-def test_ranks_that_share_memory(gpu: Gpu) -> None:
-    def body(comm: Communicator) -> None:
-        for compression in (None, "bf16", "fp16"):
-            call = lambda c, x: c.allreduce(x, "avg", compression=compression)  # noqa: E731, B023
-            both(comm, gpu, "f32", 70_001, call)
-
-    run_ranks(2, body, memory=True)
