@@ -42,17 +42,6 @@ def texts(outcomes: dict[int, Outcome]) -> list[str]:
     return [re.sub(r"\d+\.\d s", "", str(outcome.error)) for outcome in outcomes.values()]
 
 
-def test_missing_rank(port: int) -> None:
-    outcomes = join_world(4, port, ranks=[0, 1, 2], connect_timeout=0.8)
-    assert len(set(texts(outcomes))) == 1
-    for outcome in outcomes.values():
-        assert isinstance(outcome.error, JoinError)
-        assert [(r.rank, r.state) for r in outcome.error.rows] == [
-            (3, "never came to the rendezvous")
-        ]
-        assert 0.7 < outcome.seconds < 0.8 + PROMPT
-
-
 def test_settings_that_differ(port: int) -> None:
     configs = {2: Config(lanes=2), 3: Config(lanes=2)}
     outcomes = join_world(4, port, configs=configs)
@@ -68,17 +57,6 @@ def test_versions_that_differ(port: int, monkeypatch: pytest.MonkeyPatch) -> Non
     for outcome in join_world(2, port).values():
         assert isinstance(outcome.error, ConfigError)
         assert "the version of ringcomm differs" in str(outcome.error)
-
-
-def test_a_bad_interface_on_one_rank(port: int) -> None:
-    outcomes = join_world(3, port, configs={1: Config(interfaces=("nope0",))})
-    assert isinstance(outcomes[1].error, ConfigError)
-    for rank in (0, 2):
-        error = outcomes[rank].error
-        assert isinstance(error, BootstrapError)
-        assert "rank 1: there is no interface 'nope0'" in str(error)
-        assert error.rank == 1
-        assert outcomes[rank].seconds < PROMPT
 
 
 def test_a_port_that_others_can_reach_needs_a_secret(
@@ -208,34 +186,6 @@ def test_addresses_that_were_tampered_with(port: int, monkeypatch: pytest.Monkey
             (1, 2): "unexpected peer",
         }
         assert "the rank at this address is 0 there and 1 here" in rows[1, 2].detail
-
-
-def test_secret_on_one_rank_only(port: int) -> None:
-    outcomes = join_world(2, port, secrets={1: Secret(b"k" * 32)}, connect_timeout=0.8)
-    for outcome in outcomes.values():
-        assert isinstance(outcome.error, JoinError)
-        assert "authentication failed" in str(outcome.error)
-        assert "no secret" in str(outcome.error)
-
-
-def test_rank_that_dies_while_lanes_are_made(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    class DiedError(Exception):
-        pass
-
-    honest = bringup.Bringup._plan
-
-    def plan(self: bringup.Bringup) -> lanes.Plan:
-        if self._rank == 1:
-            raise DiedError
-        return honest(self)
-
-    monkeypatch.setattr(bringup.Bringup, "_plan", plan)
-    outcomes = join_world(3, port, connect_timeout=2.0)
-    assert isinstance(outcomes[1].error, DiedError)
-    for rank in (0, 2):
-        assert isinstance(outcomes[rank].error, BootstrapError)
-        assert "rank 1" in str(outcomes[rank].error)
-        assert outcomes[rank].seconds < 2.0 + PROMPT
 
 
 @pytest.mark.parametrize(

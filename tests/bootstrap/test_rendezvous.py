@@ -309,14 +309,6 @@ def test_hub_that_closes_behind_a_proof() -> None:
         listener.close()
 
 
-def test_world_sizes_that_differ(port: int) -> None:
-    size = {0: 2, 1: 3}
-    outcomes = over_tcp(2, port, patience=0.7, who=lambda r: identity(r, size[r], port))
-    assert rows(outcomes[1]) == [(0, "unexpected peer")]
-    assert "world_size is 2 there and 3 here" in str(outcomes[1].error)
-    assert rows(outcomes[0]) == [(1, "unexpected peer")]
-
-
 def test_exact_port_in_use(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By what is silent when it is asked whether it is rank 0, and does not go."""
     monkeypatch.setattr(meeting, "_IN_USE_PATIENCE", 0.2)
