@@ -3,7 +3,7 @@
     python bench/convergence.py                     what is still due of the full set
     python bench/convergence.py --quick             within 12 minutes on two cores
     python bench/convergence.py --only int8,int4 --minutes 60 --jobs 2
-    python bench/convergence.py --table > table.md; python bench/convergence.py --plot loss.png
+    python bench/convergence.py --table > table.md
     python bench/convergence.py --write             tables of docs/METHODS.md and RESULTS.md, plot
 
 Settings: T0, counter-examples whose outcome is known exactly (training/exact.py); T1, a GPT of
@@ -69,19 +69,16 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="runs side by side, one core each (default: all cores)",
     )
     parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
-    parser.add_argument("--nice", type=int, default=0, help="niceness of the runs")
     parser.add_argument(
         "--quick", action="store_true", help="T0, and T1 at half the steps: few methods, 3 seeds"
     )
     parser.add_argument("--rows", type=Path, default=None, help=f"file of rows (default: {ROWS})")
     parser.add_argument("--table", action="store_true", help="print the table of the rows and end")
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the rows and end")
     parser.add_argument(
         "--write",
         action="store_true",
         help="fill docs/METHODS.md and RESULTS.md, draw the plot, end",
     )
-    parser.add_argument("--list", action="store_true", help="what is there and what is due; end")
     options = parser.parse_args(arguments)
     options.rows = options.rows or (ROWS.with_name("quick.jsonl") if options.quick else ROWS)
     return options
@@ -189,7 +186,6 @@ def quick(options: argparse.Namespace, rows: Rows) -> int:
         lambda _: Path("none"),
         jobs=options.jobs,
         until=until,
-        niceness=options.nice,
     )
     for name in rates:
         found = [
@@ -224,7 +220,6 @@ def full(options: argparse.Namespace, rows: Rows) -> int:
         lambda _: checkpoint_of(folder),
         jobs=options.jobs,
         until=until,
-        niceness=options.nice,
     )
     print(progress.left())
     return int(progress.failures > 0 or not all(one.holds for one in examples))
@@ -261,17 +256,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     rows = Rows(options.rows)
     plan = Plan(rows, METHODS.values())
-    if options.plot:
-        report.plot(plan, options.plot)
     if options.table:
         print(report.markdown(plan, []), end="")
     if options.write:
         write(plan)
-    if options.list:
-        for method in METHODS.values():
-            state = method.missing() and f"not built yet ({method.missing()})"
-            print(f"{method.name:22} {state or Progress(rows, Plan(rows, [method])).left()}")
-    if options.plot or options.table or options.write or options.list:
+    if options.table or options.write:
         return 0
     return quick(options, rows) if options.quick else full(options, rows)
 

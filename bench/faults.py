@@ -36,6 +36,7 @@ from trials.fault_table import judge, table
 
 TIMEOUT_S = 20.0  # of every collective: what a trial takes at most where a fault is not noticed
 QUICK = 12  # trials
+MBIT = 200.0  # of a port
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -80,19 +81,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         metavar="NAME,NAME",
         help=f"of {', '.join(PHASES)}; all unless given",
     )
-    parser.add_argument("--repeat", type=int, default=1, help="times; 1 unless given")
-    parser.add_argument("--limit", type=int, metavar="N", help="take N of all trials, by chance")
-    parser.add_argument("--quick", action="store_true", help=f"--limit {QUICK}")
-    parser.add_argument("--seed", type=int, default=1, help="decides when faults come, and --limit")
-    parser.add_argument("--mbit", type=float, default=200.0, help="rate of a port; 200")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK} of all trials, by chance")
+    parser.add_argument("--seed", type=int, default=1, help="decides when faults come, and --quick")
     parser.add_argument("--peer-timeout", type=float, default=3.0, metavar="S")
-    parser.add_argument("--heartbeat", type=float, default=0.3, metavar="S")
-    parser.add_argument(
-        "--connect-timeout",
-        type=float,
-        metavar="S",
-        help="three times --peer-timeout unless given, as ringcomm's defaults are",
-    )
     return parser.parse_args(argv)
 
 
@@ -117,20 +108,18 @@ def _words(known: Any) -> Any:
 def plan(options: argparse.Namespace) -> list[Trial]:
     """All trials that the options ask for, in the order in which they are made."""
     trials = [
-        Trial(ports, world, phase, fault, host, nic, to, number)
-        for number in range(options.repeat)
+        Trial(ports, world, phase, fault, host, nic, to, 0)
         for ports, world in itertools.product(options.ports, options.worlds)
         for phase, fault in itertools.product(options.phases, options.faults)
-        for host, nic, to in _places(options, ports, world, phase, fault, number)
+        for host, nic, to in _places(options, ports, world, phase, fault)
     ]
-    limit = QUICK if options.quick and options.limit is None else options.limit
-    if limit is not None:
-        trials = random.Random(options.seed).sample(trials, min(limit, len(trials)))
+    if options.quick:
+        trials = random.Random(options.seed).sample(trials, min(QUICK, len(trials)))
     return trials
 
 
 def _places(
-    options: argparse.Namespace, ports: int, world: int, phase: str, fault: str, number: int
+    options: argparse.Namespace, ports: int, world: int, phase: str, fault: str
 ) -> Iterator[tuple[int, int, int]]:
     """Every port of every host; with "mute", of every host towards every other. Of hosts with a
     single port, whose faults are those of a host, one place by chance."""
@@ -142,7 +131,7 @@ def _places(
         if to != host
     ]
     if ports == 1:
-        chance = random.Random(f"{options.seed} {world} {phase} {fault} {number}")
+        chance = random.Random(f"{options.seed} {world} {phase} {fault} 0")
         every = [chance.choice(every)]
     yield from every
 
@@ -179,7 +168,7 @@ class Runner:
         """One cluster after the other, each for as long as there are trials of its shape."""
         try:
             while (shape := self._shape()) is not None:
-                with Cluster(*shape, self._options.mbit, self._stop) as cluster:
+                with Cluster(*shape, MBIT, self._stop) as cluster:
                     while (trial := self._next(shape)) is not None:
                         self._make(cluster, trial)
         except StoppedError:
@@ -230,12 +219,11 @@ class Runner:
 
 def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     """ringcomm's settings of every rank."""
-    connect = options.connect_timeout or 3 * options.peer_timeout
     return {
         "timeout": TIMEOUT_S,
         "peer_timeout": options.peer_timeout,
-        "heartbeat": options.heartbeat,
-        "connect_timeout": connect,
+        "heartbeat": 0.3,
+        "connect_timeout": 3 * options.peer_timeout,  # as ringcomm's defaults are
     }
 
 

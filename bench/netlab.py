@@ -13,10 +13,8 @@ name to import it by. What a killed lab left behind, `--clean` removes.
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import shutil
-import signal
 import sys
 import tempfile
 import threading
@@ -50,10 +48,6 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--ranks-per-host", type=int, default=1, metavar="N")
     parser.add_argument(
-        "--one-subnet", action="store_true", help="all NICs on one switch and in one subnet"
-    )
-    parser.add_argument("--mtu", type=int, default=1500)
-    parser.add_argument(
         "--cc",
         default="",
         metavar="NAME",
@@ -76,12 +70,6 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
     parser.add_argument(
-        "--shell",
-        type=int,
-        metavar="HOST",
-        help="open a shell on this host instead of running a command",
-    )
-    parser.add_argument(
         "--clean",
         action="store_true",
         help="remove what labs that were killed left behind, and exit",
@@ -89,8 +77,8 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     argv = list(argv)
     at = argv.index("--") if "--" in argv else len(argv)
     options, command = parser.parse_args(argv[:at]), argv[at + 1 :]
-    if not options.clean and bool(command) == (options.shell is not None):
-        parser.error("give a command after `--`, or --shell HOST")
+    if not options.clean and not command:
+        parser.error("give a command after `--`")
     return options, command
 
 
@@ -144,10 +132,7 @@ def _describe(lab: NetLab, ranks_per_host: int) -> str:
     nics = ", ".join(
         f"eth{k} {mbit:g} Mbit/s" if mbit else f"eth{k} unshaped" for k, mbit in enumerate(lab.nics)
     )
-    return (
-        f"netlab: {lab.hosts} hosts x {ranks_per_host} ranks; {nics}"
-        f"{' in one subnet' if lab.one_subnet else ''}; {lab.congestion}; MTU {lab.mtu}"
-    )
+    return f"netlab: {lab.hosts} hosts x {ranks_per_host} ranks; {nics}; {lab.congestion}"
 
 
 def _run(options: argparse.Namespace, command: list[str]) -> int:
@@ -155,8 +140,6 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
     lab = NetLab(
         options.hosts,
         _parse_nics(options.nics),
-        one_subnet=options.one_subnet,
-        mtu=options.mtu,
         congestion=options.cc,
         sysctls=_parse_sysctls(options.sysctl),
     )
@@ -167,9 +150,6 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
             raise NetLabError(f"--fault names NIC {nic}: hosts have NICs 0 to {len(lab.nics) - 1}")
     with lab:
         print(_describe(lab, options.ranks_per_host), file=sys.stderr)
-        if options.shell is not None:
-            signal.signal(signal.SIGINT, lambda number, frame: None)  # Ctrl-C is the shell's
-            return lab.run(options.shell, [os.environ.get("SHELL", "/bin/sh")]).wait()
         if command[0] in ("python", "python3"):
             command[0] = sys.executable
         job = lab.start(command, options.ranks_per_host)

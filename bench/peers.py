@@ -38,7 +38,6 @@ from comparison.standings import (
     merge,
     plot,
     table,
-    write_csv,
     write_json,
 )
 from lab.site import Site
@@ -125,7 +124,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--install", action="store_true", help="make the missing ones with pip")
     add("--timeout", type=float, default=300, metavar="S", help="of each job; 300 unless given")
-    for name in ("csv", "json", "plot"):
+    for name in ("json", "plot"):
         add(f"--{name}", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
     _check(parser, options)
@@ -197,8 +196,6 @@ def compare(options: argparse.Namespace) -> int:
     print(head(about))
     for where, record in records.items():
         report(where, titles[where], record, standings)
-    if options.csv:
-        write_csv(options.csv, standings)
     if options.json:
         write_json(options.json, standings, measurements, about)
     if options.plot and standings:

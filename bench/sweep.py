@@ -13,7 +13,6 @@ columns. The exit code is 1 if an element was wrong.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import platform
 import sys
@@ -36,9 +35,7 @@ from report.table import (
     best_floor,
     comment,
     describe_floor,
-    plot,
     verdicts,
-    write_csv,
     write_json,
 )
 
@@ -105,7 +102,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="each call after a barrier, from the first rank's "
         "start to the last rank's end: for ranks that share a machine and its clock",
     )
-    add("--warmup", type=int, metavar="N", help="untimed calls; by time unless given")
     add("--iters", type=int, metavar="N", help="timed calls; by --budget unless given")
     add(
         "--budget",
@@ -121,16 +117,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="S",
         help="seconds for each of the two measurements of the floor; 0: none; 2 unless given",
     )
-    for name in ("csv", "json", "plot"):
-        add(f"--{name}", type=Path, metavar="FILE")
+    add("--json", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
     if options.budget <= 0 or options.floor < 0:
         parser.error("--budget must be more than 0 and --floor not less")
-    for name in ("warmup", "iters"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            parser.error(f"--{name} must be 1 or more")
-    if options.plot and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--plot needs matplotlib (pip install 'ringcomm[bench]')")
+    if options.iters is not None and options.iters < 1:
+        parser.error("--iters must be 1 or more")
     if "--compression" not in (sys.argv if argv is None else argv) and (
         options.dtype not in ("f32", "f64") or options.collective != "allreduce"
     ):
@@ -223,9 +215,7 @@ def sweep(options: argparse.Namespace) -> int:
     say(table.header(), flush=True)
     rows: list[Row] = []
     for size in options.sizes:
-        measured = measure_size(
-            variants, size, warmup=options.warmup, calls=options.iters, budget=options.budget
-        )
+        measured = measure_size(variants, size, calls=options.iters, budget=options.budget)
         add_ratios(measured, subject.name)
         for row in measured:
             say(table.line(row), flush=True)
@@ -238,8 +228,8 @@ def sweep(options: argparse.Namespace) -> int:
         *(note for other in others for note in other.notes()),
     ]:
         say(comment(text))
-    if subject.rank == 0:
-        write_files(options, rows, floors, about)
+    if subject.rank == 0 and options.json:
+        write_json(options.json, rows, floors, about)
     for peer in [*others, subject]:
         peer.close()
     return 1 if any(row.wrong for row in rows) else 0
@@ -277,18 +267,6 @@ def describe(options: argparse.Namespace, subject: Peer) -> dict[str, Any]:
         "congestion": congestion.read_text().strip() if congestion.exists() else "unknown",
         "rails": [f"{name} {address}" for name, address in rails_of(subject)],
     }
-
-
-def write_files(
-    options: argparse.Namespace, rows: list[Row], floors: list[Floor], about: dict[str, Any]
-) -> None:
-    """The files that were asked for."""
-    if options.csv:
-        write_csv(options.csv, rows)
-    if options.json:
-        write_json(options.json, rows, floors, about)
-    if options.plot:
-        plot(options.plot, rows, best_floor(floors), about["title"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

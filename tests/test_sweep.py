@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import socket
@@ -247,9 +246,9 @@ def _run_sweep(*options: str, world: int = 2) -> list[tuple[int, str]]:
     return [(code, text) for text, code in ends]
 
 
-def test_sweep_of_allreduce_writes_table_and_files(tmp_path: Path) -> None:
+def test_sweep_of_allreduce(tmp_path: Path) -> None:
     """Of codecs with feedback, what they deliver, the last call besides, is all that was put in."""
-    table, document = tmp_path / "out.csv", tmp_path / "out.json"
+    document = tmp_path / "out.json"
     (code, text), (other_code, other_text) = _run_sweep(
         "--sizes",
         "4,40000,4MB",
@@ -259,8 +258,6 @@ def test_sweep_of_allreduce_writes_table_and_files(tmp_path: Path) -> None:
         "3",
         "--floor",
         "0.2",
-        "--csv",
-        str(table),
         "--json",
         str(document),
         "--against",
@@ -284,8 +281,6 @@ def test_sweep_of_allreduce_writes_table_and_files(tmp_path: Path) -> None:
         if row["size"] == 4_000_000 and row["compression"] in ("none", "bf16"):
             halved = 0.5 if row["compression"] == "bf16" else 1.0
             assert row["wirebw"] == pytest.approx(row["busbw"] * halved, rel=0.02)
-    with table.open() as file:
-        assert len(list(csv.DictReader(file))) == 12
 
 
 def test_a_lossy_result_that_is_wrong_is_counted() -> None:

@@ -9,7 +9,6 @@ so that a drift of the machine between rounds cancels. No figure is kept in this
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import math
@@ -274,15 +273,6 @@ def describe_floor(floor: Physical) -> str:
 
 
 # --- files ---
-
-
-def write_csv(path: Path, standings: Iterable[Standing]) -> None:
-    """One line per standing, all fields."""
-    names = [field.name for field in dataclasses.fields(Standing)]
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        writer.writerows(dataclasses.asdict(standing) for standing in standings)
 
 
 def write_json(

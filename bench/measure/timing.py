@@ -118,14 +118,13 @@ def measure_size(
     variants: Sequence[Variant],
     size: int,
     *,
-    warmup: int | None,
     calls: int | None,
     budget: float,
 ) -> list[Row]:
     """Verify and time every variant at one size; the same rows on all ranks.
 
-    ``size`` in bytes is that of the whole tensor (allgather: of the result). ``warmup`` and
-    ``calls``: numbers of calls; None: chosen so that each variant takes about ``budget`` seconds.
+    ``size`` in bytes is that of the whole tensor (allgather: of the result). ``calls``:
+    how many are timed; None: as many as take each variant about ``budget`` seconds.
     """
     control = variants[0].peer
     what = variants[0].what
@@ -135,7 +134,7 @@ def measure_size(
     for variant in variants:
         call = variant.peer.prepare(variant.what, inputs.size)
         wrong.append(_verify(what, call, inputs, control))
-        guess = _warm_up(variant.peer, call, control, warmup, budget)
+        guess = _warm_up(variant.peer, call, control, budget)
         plan = calls or min(MAX_CALLS, max(MIN_CALLS, int(budget / guess)))
         runners.append(_Runner(variant.peer, call, plan, guess, what.apart))
     most = max(runner.plan for runner in runners)
@@ -228,11 +227,10 @@ def _wrong(what: What, result: np.ndarray, control: Peer, slack: float) -> int:
     return int(control.gather(np.array([wrong])).sum())
 
 
-def _warm_up(peer: Peer, call: Call, control: Peer, warmup: int | None, budget: float) -> float:
+def _warm_up(peer: Peer, call: Call, control: Peer, budget: float) -> float:
     """Run untimed calls and return rank 0's guess of the seconds of one."""
     guess = math.inf
-    turns = 2 if warmup is None else max(1, warmup)
-    done = 0
+    turns, done = 2, 0
     while done < turns:
         peer.barrier()
         began = time.perf_counter()
@@ -240,7 +238,7 @@ def _warm_up(peer: Peer, call: Call, control: Peer, warmup: int | None, budget: 
         mine = max(1e-7, time.perf_counter() - began)
         guess = min(guess, float(control.gather(np.array([mine]))[0, 0]))
         done += 1
-        if warmup is None and done == 1:
+        if done == 1:
             turns = max(1, min(5, int(0.2 * budget / guess)))
     return guess
 

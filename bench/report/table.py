@@ -1,4 +1,4 @@
-"""What sweep.py shows: the table, the verdicts, and the CSV, JSON and plot files.
+"""What sweep.py shows: the table, the verdicts, and the JSON file.
 
 Invariant: every figure printed here was measured in this run or follows from such figures alone;
 there is no figure to compare with in this file.
@@ -6,7 +6,6 @@ there is no figure to compare with in this file.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import textwrap
@@ -140,16 +139,6 @@ def verdicts(rows: Sequence[Row], floor: Floor | None) -> list[str]:
 # --- files ---
 
 
-def write_csv(path: Path, rows: Iterable[Row]) -> None:
-    """One line per row, all fields, one column per ratio."""
-    records = [_record(row) for row in rows]
-    names = list(dict.fromkeys(name for record in records for name in record))
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        writer.writerows(records)
-
-
 def write_json(
     path: Path, rows: Iterable[Row], floors: Sequence[Floor], about: dict[str, Any]
 ) -> None:
@@ -162,33 +151,3 @@ def write_json(
         "rows": [dataclasses.asdict(row) for row in rows],
     }
     path.write_text(json.dumps(document, indent=1) + "\n")
-
-
-def _record(row: Row) -> dict[str, Any]:
-    record = dataclasses.asdict(row)
-    ratios = record.pop("ratios")
-    return {**record, **{f"busbw_over_{name}": ratio for name, ratio in ratios.items()}}
-
-
-def plot(path: Path, rows: Sequence[Row], floor: Floor | None, title: str) -> None:
-    """Time and busbw over size, log-log, one curve per variant, with the floor."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for label in dict.fromkeys(f"{row.library} {row.compression}" for row in rows):
-        mine = [row for row in rows if f"{row.library} {row.compression}" == label]
-        sizes = [row.size for row in mine]
-        left.plot(sizes, [row.time_us for row in mine], marker="o", markersize=3, label=label)
-        right.plot(sizes, [row.busbw for row in mine], marker="o", markersize=3, label=label)
-    if floor is not None and floor.total:
-        right.axhline(floor.total, color="black", linestyle=":", label="bare TCP")
-    for axes, name in ((left, "time (us)"), (right, "busbw (GB/s)")):
-        axes.set(xscale="log", yscale="log", xlabel="size (B)", ylabel=name)
-        axes.grid(True, which="major", alpha=0.3)
-        axes.legend()
-    figure.suptitle(title)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)

@@ -40,8 +40,8 @@ class Crew:
         processes: each rank is a process; else all are threads of one.
     """
 
-    def __init__(self, processes: bool, niceness: int = 0) -> None:
-        self._processes, self._niceness = processes, niceness
+    def __init__(self, processes: bool) -> None:
+        self._processes = processes
         self._workers: list[subprocess.Popen[str]] = []
 
     def run(self, run: Run, checkpoint: Path, save: Path | None = None) -> Row:
@@ -82,7 +82,6 @@ class Crew:
                     stdout=subprocess.PIPE if number == 0 else subprocess.DEVNULL,
                     text=True,
                     env=environment,
-                    preexec_fn=lambda: os.nice(self._niceness),
                 )
             )
 
@@ -110,9 +109,9 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def crew(processes: bool, niceness: int = 0) -> Iterator[Crew]:
+def crew(processes: bool) -> Iterator[Crew]:
     """A crew that is closed at the end."""
-    made = Crew(processes, niceness)
+    made = Crew(processes)
     try:
         yield made
     finally:
@@ -127,7 +126,6 @@ def run_all(
     *,
     jobs: int,
     until: float = float("inf"),
-    niceness: int = 0,
 ) -> None:
     """Runs what is due, ``jobs`` at a time, until nothing is, or until the clock says so.
 
@@ -136,7 +134,6 @@ def run_all(
         done, failed: told of each run, never at once.
         checkpoint: where the weights of a run's start are, and those of a checkpoint run go.
         until: of time.monotonic; no run is begun after it.
-        niceness: of the workers.
     """
     lock = threading.Lock()
     taken: set[str] = set()
@@ -155,7 +152,7 @@ def run_all(
     busy = [0]
 
     def work() -> None:
-        with crew(False, niceness) as threads, crew(True, niceness) as processes:
+        with crew(False) as threads, crew(True) as processes:
             while True:
                 run = take()
                 if run is None:
