@@ -135,23 +135,6 @@ static inline void flights_land(rc_flight *const *in_flight, const cu_address *a
     }
 }
 
-typedef int flights_state(rc_flight *const *in_flight, int count);
-
-static inline int flights_wait_until(flights_state *holds, rc_flight *const *in_flight, int count)
-{
-    for (int ms = 0; ms < WORLD_LONG_MS && !holds(in_flight, count); ms++)
-        usleep(1000);
-    return holds(in_flight, count);
-}
-
-static inline int flights_reached_core(rc_flight *const *in_flight, int count)
-{
-    for (int i = 0; i < count; i++)
-        if (in_flight[i]->work == NULL)
-            return 0;
-    return 1;
-}
-
 /* A stream writes to each rank's tensor before such a call of FLIGHTS_COUNT elements, and looks at
  * it after. 1 if it has seen the sum. */
 static inline int flights_follow_stream(const flights *all, rc_call call)
