@@ -15,7 +15,7 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 from optim_steps import THRESHOLD, Net, alike, flat, go_on, mean_gradients, steps_of
-from ranks import World, run_ranks
+from ranks import run_ranks
 from tensors import stored
 
 from ringcomm import Communicator, ConfigError
@@ -139,33 +139,6 @@ def test_what_differs_between_ranks_is_averaged_for_another_world() -> None:
     assert not torch.equal(one, other)
     assert torch.equal(mean, same)
     assert torch.allclose(mean, (one + other) / 2, atol=1e-7)
-
-
-def test_another_ranks_state_starts_residuals_from_zero_with_a_warning() -> None:
-    """As where rank 0 alone has saved."""
-    files: list[Any] = []
-
-    def save(comm: Communicator) -> None:
-        model, optimizer = steps_of(comm, sgd("onebit"), range(3))
-        if comm.rank == 0:
-            files.extend(stored([model.state_dict(), optimizer.state_dict()]))
-
-    def load(comm: Communicator) -> tuple[float, torch.nn.Module]:
-        model = Net()
-        optimizer = sgd("onebit")(list(model.parameters()), comm)
-        model.load_state_dict(files[0])
-        optimizer.load_state_dict(files[1])
-        kept = sum(float(abs(optimizer.feedback[one].worker).sum()) for one in optimizer.feedback)
-        go_on(model, optimizer, comm, range(3, 5))
-        return kept, model
-
-    with World(2) as world:
-        world.run(save)
-        with pytest.warns(UserWarning, match=r"rank 0 of 2.* this is rank 1 of 2: .* from zero"):
-            (own, first), (other, second) = world.run(load)
-    assert own > 0
-    assert other == 0
-    assert alike([first, second])
 
 
 def test_a_state_of_another_method_is_refused_by_name() -> None:

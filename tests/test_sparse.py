@@ -25,12 +25,9 @@ from ringcomm import (
     RingcommError,
     TensorError,
 )
-from ringcomm.core.native import kernel_sets
 from ringcomm.sparse import SparseExchange
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-SETS = [name for name, supported in kernel_sets() if supported]
 
 
 @functools.lru_cache(maxsize=512)
@@ -96,45 +93,6 @@ def test_all_ranks_get_the_bits_of_the_reference(turn: int, exchange: str) -> No
             # A zero that arrives has the sign of the sum, and the reference's of the element.
             assert (words(dense + np.float32(0)) == words(mean + np.float32(0))).all()
             assert (words(residual) == words(want.residuals[rank])).all()
-
-
-@pytest.mark.parametrize("kernels", SETS)
-def test_every_kernel_set_chooses_the_same(kernels: str) -> None:
-    shape = SHAPES[3]
-    got = run_ranks(
-        2,
-        lambda comm: exchanged(comm, 3, 2, shape),
-        config=Config(kernel_set=kernels, timeout=30.0),
-    )
-    want = slow.World(2, shape["count"], 1024, 16, 2, 0.95, "bf16", "mean")
-    for step in range(3):
-        mean = want.round(deltas(shape["count"], 2, step))
-        assert (words(got[1][step][0] + np.float32(0)) == words(mean + np.float32(0))).all()
-        assert (words(got[1][step][1]) == words(want.residuals[1])).all()
-
-
-@pytest.mark.parametrize("exchange", ["gather", "owner"])
-def test_nothing_is_lost_at_decay_1(exchange: str) -> None:
-    """The sum of all means is that of the deltas' means, less what is left."""
-    count, ranks = 9000, 4
-
-    def run(comm: Communicator) -> tuple[Array, Array, Array]:
-        one = SparseExchange(comm, count, k=64, decay=1.0, exchange=exchange)
-        total = np.zeros(count)
-        for step in range(10):
-            one.submit(deltas(count, ranks, step)[comm.rank]).wait().add_to(
-                dense := np.zeros(count, np.float32)
-            )
-            total += dense
-        state = one.gather_state_dict()
-        return total, np.asarray(state["worker"]), np.asarray(state["owner"])
-
-    total, worker, owner = run_ranks(ranks, run)[2]
-    put_in = sum(
-        np.mean([one.astype(float) for one in deltas(count, ranks, step)], 0) for step in range(10)
-    )
-    np.testing.assert_allclose(total + worker + owner, put_in, rtol=1e-5, atol=2e-4)
-    assert (exchange == "owner") == bool(owner.any())
 
 
 def test_what_is_not_finite_poisons_all_and_leaves_the_residuals() -> None:
@@ -307,26 +265,6 @@ def test_states_fit_other_worlds(before: str, after: str) -> None:
     told = run_ranks(3, load)[0]
     lacking = [np.asarray(one["worker"]) + np.asarray(one["owner"]) for one in (state, told)]
     np.testing.assert_allclose(*lacking, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("exchange", ["gather", "owner"])
-def test_exact_states_go_on_to_the_bit(exchange: str) -> None:
-    count = 9000
-
-    def run(comm: Communicator) -> None:
-        one, other = (SparseExchange(comm, count, exchange=exchange) for _ in range(2))
-        for step in range(3):
-            one.submit(deltas(count, 3, step)[comm.rank]).wait()
-        other.load_state_dict(one.state_dict())
-        for step in range(3, 6):
-            got = [
-                each.submit(deltas(count, 3, step)[comm.rank]).wait().scatter()
-                for each in (one, other)
-            ]
-            assert (words(got[0]) == words(got[1])).all()
-            assert (words(one.residual) == words(other.residual)).all()
-
-    run_ranks(3, run)
 
 
 def test_states_of_others_are_refused() -> None:

@@ -141,32 +141,6 @@ def test_a_step_that_is_dropped_leaves_the_residuals() -> None:
     run_ranks(2, body)
 
 
-# ---- checkpoints ----
-
-
-@pytest.mark.parametrize("codec", ["none", "int4"])
-def test_a_restart_goes_on_to_the_bit(codec: str) -> None:
-    def body(comm: Communicator) -> None:
-        model = Net()
-        state = stale(comm, model, codec, dense=1)
-        for step in range(4):
-            backward(state, model, step)
-        own = codec == "int4"
-        saved = pickle.loads(pickle.dumps(state.state_dict() if own else state.gather_state_dict()))
-        assert saved["steps"] == 4
-        again = stale(comm, model, codec, dense=1)
-        again.load_state_dict(saved)
-        for step in range(4, 6):
-            same(backward(again, model, step), backward(state, model, step))
-        same(flushed(again, model), flushed(state, model))
-        with pytest.raises(ConfigError, match="holds gradients in flight of pace='stale1'"):
-            HookState(codec, comm, model=model, threshold=THRESHOLD).load_state_dict(saved)
-        with pytest.raises(ConfigError, match="of another model"):
-            stale(comm, nn.Linear(100, 90)).load_state_dict({"pace": saved["pace"]})
-
-    run_ranks(2, body)
-
-
 # ---- what is refused, and what is warned of ----
 
 
