@@ -33,7 +33,6 @@ from tensors import bits, elements, hash_of, same_but_for_nans, special, tensor
 
 from ringcomm import Communicator, Config, MismatchError
 from ringcomm.bootstrap import bringup
-from ringcomm.core import native
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -277,16 +276,6 @@ def test_special_values(road: Road) -> None:
         free = road.algorithm in ("ring", "halving") and plain and adds
         same = same_but_for_nans(ours[0], expected) if free else bits(ours[0]) == bits(expected)
         assert same, (dtype, op, codec)
-
-
-@pytest.mark.parametrize("kernels", [name for name, supported in native.kernel_sets() if supported])
-def test_kernel_sets_agree(kernels: str) -> None:
-    """Every kernel set that this CPU has gives the reference's bits."""
-    for turn, algorithm in enumerate(ALGORITHMS):
-        config = Config(kernel_set=kernels, timeout=30.0, algorithm=algorithm)
-        with World(3, config=config) as ranks:
-            assert {comm.kernel_set for comm in ranks.comms} == {kernels}
-            assert_right(ranks, cases(Road(3, algorithm), turn))
 
 
 def test_ranks_of_one_host_cut_coarsely() -> None:

@@ -148,45 +148,6 @@ def test_nothing_is_lost_on_another_communicator(n: int) -> None:
         world.run(body)
 
 
-@pytest.mark.parametrize("n", [2, 3, 5])
-def test_nothing_is_lost_in_a_reduce_scatter(n: int) -> None:
-    """T4: of each rank's part."""
-    count = 700
-
-    def body(comm: Communicator) -> None:
-        part = slice(comm.rank * count, (comm.rank + 1) * count)
-        for codec in CODECS:
-            feedback, sums = ErrorFeedback(), Sums(count)
-            for step in range(60):
-                x = patterned(n * count, comm.rank, step)
-                got = comm.reduce_scatter(x, "avg", compression=codec, feedback=feedback)
-                sums.add(got, total_of(n * count, n, step)[part], n)
-            sums.assert_telescopes(lacking(comm, feedback)[part], codec)
-
-    with World(n, config=SMALL) as world:
-        world.run(body)
-
-
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_nothing_is_lost_in_an_allgather(n: int) -> None:
-    """T4: of each rank's own tensor, on every rank."""
-    count = 700
-
-    def body(comm: Communicator) -> tuple[Array, Array]:
-        feedback, out, exact = ErrorFeedback(), np.zeros((n, count)), np.zeros((n, count))
-        for step in range(60):
-            every = np.stack([patterned(count, rank, step) for rank in range(n)])
-            out += comm.allgather(every[comm.rank], compression="onebit", feedback=feedback)
-            exact += every
-        return out - exact, feedback.worker
-
-    with World(n, config=SMALL) as world:
-        results = world.run(body)
-    left = np.stack([worker for _, worker in results])
-    for lacks, _ in results:
-        assert np.abs(lacks + left).max() <= 1e-3
-
-
 # ---- T5: lag ----
 
 #: ||sum of results - sum of means|| / ||E g|| after 200 steps, in steps, by codec: Gaussian data,
@@ -393,24 +354,3 @@ def test_several_ranks_on_each_host_bit_for_bit(hosts: int, local: int) -> None:
 
     with World(n, config=SMALL, memory=local) as world:
         world.run(body)
-
-
-@pytest.mark.parametrize("bad_rank", [0, 3])
-def test_a_value_that_is_not_finite_among_hosts(bad_rank: int) -> None:
-    def body(comm: Communicator) -> None:
-        for codec in CODECS:
-            feedback = ErrorFeedback()
-            x = patterned(9001, comm.rank, 0).copy()
-            comm.allreduce(x, compression=codec, feedback=feedback)
-            before = feedback.worker, feedback.owner
-            x = patterned(9001, comm.rank, 1).copy()
-            if comm.rank == bad_rank:
-                x[8000] = np.inf
-            comm.allreduce(x, compression=codec, feedback=feedback)
-            assert np.isnan(x).all(), codec
-            assert bits(feedback.worker) == bits(before[0])
-            assert bits(feedback.owner) == bits(before[1])
-
-    for hosts in (2, 3):
-        with World(2 * hosts, config=SMALL, memory=2) as world:
-            world.run(body)
