@@ -35,7 +35,6 @@ from ringcomm.torch.optim.units import Units
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
 SHAPES = [(32, 40), (16, 48)]  # whole blocks, so that nothing is between them
-ODD = [(13, 7), (50,), (29, 3, 2)]
 HYPER = Settings(lr=0.01, b1=0.9, b2=0.95, eps=1e-8, decay=0.1)
 TORCH: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
@@ -196,26 +195,6 @@ def test_a_renewed_variance_is_between_its_bounds(n: int) -> None:
         assert 0.9 * np.sqrt(n) < longer.min() <= longer.max() < np.sqrt(n) * rounded
 
 
-def test_bytes_of_the_one_bit_phase() -> None:
-    """At most 1/28 of those of float32."""
-    shapes, n = [(512, 512)], 2
-
-    def body(comm: Communicator) -> list[int]:
-        params = parameters(shapes)
-        optimizer = OneBitAdam(params, freeze=2, refresh=None, dense="none", comm=comm)
-        sent = []
-        for step in range(1, 5):
-            before = _sent(comm)
-            give(params, gradient(shapes, step, comm.rank))
-            optimizer.step()
-            sent.append(_sent(comm) - before)
-        return sent
-
-    for sent in run_ranks(n, body):
-        assert sent[0] >= 4 * 512 * 512
-        assert 28 * sent[-1] <= sent[0]
-
-
 def test_renewals_come_at_growing_intervals() -> None:
     """Four of each length, up to the longest."""
     renewals = Renewals(4, 8)
@@ -304,36 +283,6 @@ def _go(params: Any, optimizer: Any, comm: Communicator, first: int, last: int) 
         optimizer.step()
 
 
-def test_a_restart_in_another_world_goes_on() -> None:
-    """From 3 ranks to 2: all finite and alike, and renewals go on from the mean of the squares."""
-
-    def first(comm: Communicator) -> Any:
-        params = parameters(SHAPES)
-        optimizer = OneBitAdam(params, **TORCH, freeze=4, comm=comm, threshold=0)
-        _go(params, optimizer, comm, 1, 11)
-        own = [optimizer.state[p]["own_sq"].clone() for p in params]
-        return optimizer.gather_state_dict(), own, flat(params)
-
-    outcomes = run_ranks(3, first)
-    state = outcomes[0][0]
-    mean = sum(one[1][0] for one in outcomes) / 3
-    torch.testing.assert_close(state["state"][0]["own_sq"], mean)
-
-    def second(comm: Communicator) -> bytes:
-        params = parameters(SHAPES)
-        optimizer = OneBitAdam(params, **TORCH, freeze=4, comm=comm, threshold=0)
-        optimizer.load_state_dict(state)
-        for parameter, values in zip(params, outcomes[0][2], strict=True):
-            parameter.detach().numpy().reshape(-1)[:] = values
-        _go(params, optimizer, comm, 11, 20)
-        assert optimizer.frozen_at == 4
-        assert all(np.isfinite(one).all() for one in flat(params))
-        return b"".join(one.tobytes() for one in flat(params))
-
-    here, there = run_ranks(2, second)
-    assert here == there
-
-
 def test_residuals_in_other_units_are_refused() -> None:
     """Of earlier versions."""
 
@@ -398,42 +347,6 @@ def test_overlap_changes_no_bit() -> None:
     )
 
 
-def test_a_model_of_small_parameters_is_told_that_nothing_is_at_one_bit() -> None:
-    """Though the first steps are dense anyway."""
-
-    def body(comm: Communicator) -> None:
-        params = parameters([(50,), (8, 8)])
-        optimizer = OneBitAdam(params, comm=comm)
-        give(params, gradient([(50,), (8, 8)], 1, comm.rank))
-        with pytest.warns(UserWarning, match="travel at bf16"):
-            optimizer.step()
-
-    run_ranks(1, body)
-
-
-def test_groups_schedulers_and_16_bits() -> None:
-    """Each group by its own rate and decay; a parameter of float16 follows a float32 one."""
-
-    def body(comm: Communicator) -> None:
-        params = parameters(SHAPES)
-        half = torch.nn.Parameter(params[1].detach().half())
-        groups = [{"params": [params[0]], "lr": 0.02}, {"params": [half], "weight_decay": 0.5}]
-        optimizer = OneBitAdam(groups, **TORCH, freeze=3, comm=comm, threshold=0)
-        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.5, 1.0, 5)
-        for step in range(1, 12):
-            give([params[0]], gradient(SHAPES, step, comm.rank)[:1])
-            half.grad = torch.from_numpy(gradient(SHAPES, step, comm.rank)[1]).view(16, 48).half()
-            optimizer.step()
-            schedule.step()
-        assert optimizer.frozen_at == 3
-        master = optimizer.state[half]["master"]
-        assert master.dtype == torch.float32
-        assert torch.equal(master.half(), half.detach())
-        assert torch.isfinite(half).all()
-
-    run_ranks(2, body)
-
-
 def test_sums_do_not_depend_on_the_order() -> None:
     """Backwards, and in threads' pieces, a float32 sum differs; these do not."""
     values = torch.from_numpy(np.random.default_rng(0).lognormal(0, 4, 100_003)).float()
@@ -444,8 +357,3 @@ def test_sums_do_not_depend_on_the_order() -> None:
     assert total(torch.zeros(0)) == 0.0
     assert np.isnan(total(torch.tensor([1.0, float("nan")])))
     assert np.isinf(total(torch.tensor([1.0, float("inf")])))
-
-
-def _sent(comm: Communicator) -> int:
-    stats = comm.stats()
-    return sum(rail["sent_bytes"] for rail in stats["rails"])
