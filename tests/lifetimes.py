@@ -2,7 +2,6 @@
 under guarded_memory.c, where a touch of memory that was freed ends the process.
 
     python lifetimes.py FOLDER       every road, each let go of in every way; builds in FOLDER
-    python lifetimes.py FOLDER 1000  every road, all dropped at once, so many times at each size
 
 A road (lifetime_roads.py) is a way to start an asynchronous collective. Two ranks are threads. Rank
 0 starts it and lets go, in one of the ways of LETS_GO; rank 1 starts its part only then, and checks
@@ -17,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import functools
 import gc
 import importlib.util
 import os
@@ -41,8 +39,6 @@ from ringcomm.torch import Options
 from ringcomm.torch.group import RingcommGroup
 
 MOST_FAILED = 20
-SIZES = (10, 10_000, 300_000)
-TOGETHER = 20  # rounds behind which the ranks wait for each other
 
 
 # ---- ways to let go ----
@@ -366,45 +362,11 @@ def run_from(first: int) -> None:
             run()
 
 
-def drop_again_and_again(road: str, rounds: int) -> None:
-    """Both ranks start a collective and drop all that they had, at each of SIZES."""
-
-    def rank(comm: Communicator, count: int) -> None:
-        side = Side(comm, count)
-        for number in range(rounds):
-            started = ROADS[road](side)
-            _let_go(started)
-            del started
-            if number % TOGETHER == 0:
-                comm.barrier()
-        assert (comm.allreduce(np.ones(3)) == 2).all()
-
-    torch.set_num_threads(1)
-    for count in SIZES:
-        with World(2) as world:
-            world.run(functools.partial(rank, count=count), 600.0)
-
-
 def build_guard(folder: Path) -> dict[str, str]:
     """The environment in which memory is guarded."""
     source, guard = Path(__file__).with_name("guarded_memory.c"), folder / "guarded_memory.so"
     subprocess.run(["gcc", "-O1", "-shared", "-fPIC", source, "-o", guard], check=True)
     return {**os.environ, "LD_PRELOAD": str(guard)}
-
-
-def run_rounds(rounds: int) -> int:
-    """Runs each road in a fork of this process, which has torch; returns how many fail."""
-    failed = 0
-    for name in ROADS:
-        child = os.fork()
-        if child == 0:
-            drop_again_and_again(name, rounds)
-            os._exit(0)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        failed += status != 0
-        print(f"{name}: {f'exit status {status}' if status else 'fine'}", flush=True)
-    print(f"{len(ROADS)} roads, {rounds} rounds at each of {SIZES} elements, {failed} failed")
-    return failed
 
 
 def supervise(folder: Path) -> int:
@@ -433,11 +395,5 @@ def supervise(folder: Path) -> int:
 if __name__ == "__main__":
     if sys.argv[1] == "from":
         run_from(int(sys.argv[2]))
-    elif sys.argv[1] == "rounds":
-        sys.exit(run_rounds(int(sys.argv[2])))
-    elif len(sys.argv) > 2:
-        rounds = [sys.executable, __file__, "rounds", sys.argv[2]]
-        env = build_guard(Path(sys.argv[1]))
-        sys.exit(subprocess.run(rounds, env=env, check=False).returncode)
     else:
         sys.exit(supervise(Path(sys.argv[1])))

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import array
 import ctypes
-import gc
 import subprocess
 import sys
 import threading
 import time
 import types
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -352,30 +350,6 @@ def test_a_tensor_of_another_device_is_refused_by_name(torch: Any) -> None:
 # ---- lifetime ----
 
 
-def test_a_work_keeps_its_tensor() -> None:
-    looked = threading.Event()
-
-    def body(comm: Communicator) -> None:
-        if comm.rank == 1:
-            assert looked.wait(PATIENCE)
-        tensor = np.full(50_000, 1.0)
-        gone = weakref.ref(tensor)
-        work = comm.allreduce(tensor, async_op=True)
-        del tensor
-        gc.collect()
-        if comm.rank == 0:
-            assert gone() is not None
-            looked.set()
-        others = [np.full(50_000, 9.0) for _ in range(4)]  # would take its memory if it were free
-        assert np.all(work.wait() == 2)
-        assert others[0][0] == 9
-        del work
-        gc.collect()
-        assert gone() is None
-
-    run_ranks(2, body)
-
-
 def test_a_strided_array_may_change_its_flags_and_shape_in_flight() -> None:
     changed = threading.Event()
 
@@ -425,22 +399,6 @@ def test_a_tensor_whose_storage_is_resized_in_flight(torch: Any) -> None:
         tensor.untyped_storage().resize_(0)
         with pytest.raises(ValueError, match="resized in flight"):
             seen.finish()
-
-
-def test_tensors_of_works_that_nobody_waits_for_are_let_go() -> None:
-    def body(comm: Communicator) -> None:
-        seen: list[Any] = []
-        for _ in range(400):
-            tensor = np.ones(10)
-            seen.append(weakref.ref(tensor))
-            comm.allreduce(tensor, async_op=True)
-            del tensor
-            comm.barrier()
-        gc.collect()
-        alive = sum(one() is not None for one in seen)
-        assert alive < 5, alive
-
-    run_ranks(2, body)
 
 
 def test_a_buffer_cannot_be_resized_under_a_work() -> None:
