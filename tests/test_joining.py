@@ -1,4 +1,4 @@
-"""How processes join: by launchers' variables, by arguments, and what happens if that cannot work.
+"""How processes join, and what happens if that cannot work.
 
 Errors come at once where this rank can see them, and on all ranks by the deadline of the bring-up;
 whatever was wrong, the same process can join properly afterwards.
@@ -31,51 +31,6 @@ def check_joined(job: Job, *, quietly: bool = True) -> None:
 
 
 # ---- ways to join ----
-
-HERE = {"MASTER_ADDR": "127.0.0.1"}
-LAUNCHERS: dict[str, dict[str, str]] = {
-    "torchrun": {
-        "RANK": "{rank}",
-        "WORLD_SIZE": "{size}",
-        "LOCAL_RANK": "{rank}",
-        "LOCAL_WORLD_SIZE": "{size}",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "PORT",
-        "TORCHELASTIC_RUN_ID": "7",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    },
-    "Open MPI": {
-        "OMPI_COMM_WORLD_RANK": "{rank}",
-        "OMPI_COMM_WORLD_SIZE": "{size}",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "{rank}",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "{size}",
-        "PMIX_NAMESPACE": "prterun-PORT",
-    },
-    "MPICH": {
-        "PMI_RANK": "{rank}",
-        "PMI_SIZE": "{size}",
-        "MPI_LOCALRANKID": "{rank}",
-        "MPI_LOCALNRANKS": "{size}",
-        "PMI_JOBID": "job-PORT",
-    },
-    "Slurm": {
-        "SLURM_PROCID": "{rank}",
-        "SLURM_NTASKS": "{size}",
-        "SLURM_STEP_ID": "0",
-        "SLURM_JOB_ID": "PORT",
-        "SLURM_NNODES": "1",
-        "SLURM_NODELIST": "gpu1",
-    },
-}
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_variables_of_a_launcher(nursery: Nursery, launcher: str) -> None:
-    port = str(free_port())
-    variables = {k: v.replace("PORT", port) for k, v in LAUNCHERS[launcher].items()}
-    with Job(nursery, 3) as job:
-        job.start(joining.imitated, variables=variables)
-        check_joined(job)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])

@@ -1,7 +1,7 @@
 """The same program under torchrun and mpirun.
 
 A launcher that is not installed here is skipped, with that reason. What launchers put into the
-environment, and joining without one, is in test_joining.py.
+environment is in bootstrap/test_launch.py, joining without one in test_joining.py.
 """
 
 from __future__ import annotations

@@ -139,39 +139,6 @@ def test_rank_0_missing(port: int) -> None:
         assert outcome.seconds < 0.5 + PROMPT
 
 
-def test_rank_that_leaves_is_noticed_at_once(port: int) -> None:
-    def call(rank: int) -> Any:
-        deadline = time.monotonic() + 30
-        exchange = open_tcp(identity(rank, 3, port), Config(), None, deadline)
-        try:
-            exchange.allgather(b"1", deadline)
-            if rank == 2:
-                return None
-            return exchange.allgather(b"2", deadline)
-        finally:
-            exchange.close()
-
-    outcomes = run_ranks(call, range(3))
-    for rank in (0, 1):
-        assert rows(outcomes[rank]) == [(2, "left during the bring-up")]
-        assert outcomes[rank].seconds < PROMPT
-
-
-def test_rank_0_leaves(port: int) -> None:
-    def call(rank: int) -> Any:
-        deadline = time.monotonic() + 30
-        exchange = open_tcp(identity(rank, 2, port), Config(), None, deadline)
-        try:
-            exchange.allgather(b"1", deadline)
-            return exchange.allgather(b"2", deadline) if rank else None
-        finally:
-            exchange.close()
-
-    outcome = run_ranks(call, range(2))[1]
-    assert [row[0] for row in rows(outcome)] == [0]
-    assert "rank 0 was lost" in str(outcome.error)
-
-
 def test_wrong_secret_is_in_every_table(port: int) -> None:
     other = Secret(b"q" * 32)
     outcomes = over_tcp(3, port, patience=0.7, secrets={2: other})

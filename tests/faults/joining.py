@@ -29,16 +29,6 @@ def _check(rank: Rank, comm: ringcomm.Communicator, tag: int = 1) -> None:
     )
 
 
-def imitated(rank: Rank, variables: dict[str, str]) -> None:
-    """Joins by these variables alone; {rank} and {size} in them stand for the numbers."""
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        del os.environ[name]
-    for name, value in variables.items():
-        os.environ[name] = value.format(rank=rank.number, size=rank.world_size)
-    _check(rank, ringcomm.init())
-    ringcomm.shutdown()
-
-
 def explicit(rank: Rank, address: str) -> None:
     """Joins by arguments alone."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
