@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from patience import PATIENCE, until
 
-from ringcomm import BootstrapError, PeerLostError
+from ringcomm import BootstrapError
 from ringcomm.bootstrap.handshake_params import Key, job_hash
 from ringcomm.bootstrap.join_failure import MUTE, NO_ANSWER
 from ringcomm.bootstrap.records import split_blobs
@@ -393,13 +393,6 @@ def comes(rank: int, **fields: Any) -> Callable[[Agreement], Go]:
     return body
 
 
-def test_rounds_over_connections(ranks: Ranks) -> None:
-    for number in (1, 2, 3):
-        made = ranks.run({rank: comes(rank, number=number) for rank in range(3)})
-        assert len(set(made.values())) == 1, made
-        assert (made[0].number, made[0].members, made[0].is_new) == (number, (0, 1, 2), False)
-
-
 def test_a_ready_has_its_consequence_once(ranks: Ranks) -> None:
     """Rank 1 has repeated its READY just before it heard the GO that counts it, and comes to the
     next round late: the copy does not stand for it."""
@@ -415,19 +408,6 @@ def test_a_ready_has_its_consequence_once(ranks: Ranks) -> None:
     made = ranks.run({0: comes(0, number=2), 1: comes_late, 2: comes(2, number=2)})
     assert made[0] == made[1] == made[2], made
     assert (made[0].serials, made[0].is_new) == ((2, 2, 2), False)
-
-
-def test_the_decider_is_silent_behind_its_ready(ranks: Ranks) -> None:
-    """Another decides, without it. When it wakes up it is behind, and comes to the next round."""
-    ranks.all[0].send_ready(ready(0, time.monotonic()))
-    made = ranks.run({rank: comes(rank) for rank in (1, 2)})
-    assert made[1] == made[2]
-    assert (made[1].members, made[1].left) == ((1, 2), (0,))
-    late = ranks.all[0]
-    assert until(lambda: late.catch_up() or late.behind)  # else the others may be gone again
-    later = ranks.run({0: lambda one: one.wait().go, 1: comes(1), 2: comes(2)})
-    assert later[0] == later[1] == later[2]
-    assert (later[0].members, later[0].is_new) == ((0, 1, 2), True)
 
 
 def test_a_go_that_reaches_only_some(ranks: Ranks) -> None:
@@ -467,33 +447,6 @@ def test_a_late_decider_knows_since_when_others_wait(nothing_left: None) -> None
     ranks.close()
     assert made[0] == made[1] == made[2]
     assert (made[0].members, made[0].left) == ((0, 1, 2), (3,))
-
-
-def test_who_was_left_behind_does_not_go_on_alone(nothing_left: None) -> None:
-    """Not even where one rank is enough: it waits for the end of the other's round, which takes
-    longer than the grace time."""
-
-    def works(one: Agreement) -> Go:
-        time.sleep(1.5)
-        return comes(0, history=(1, 8), number=9)(one)
-
-    ranks = Ranks(2, min_peers=1, grace_s=1.0)
-    alone = ranks.run({0: comes(0, healthy=False, blames=(1,))})[0]
-    assert (alone.members, alone.left) == ((0,), (1,))
-    made = ranks.run({0: works, 1: comes(1)})
-    ranks.close()
-    assert made[0] == made[1]
-    assert (made[0].members, made[0].joined, made[0].number) == ((0, 1), (1,), 9)
-
-
-def test_too_few_over_connections(nothing_left: None) -> None:
-    ranks = Ranks(3, grace_s=0.5)
-    ranks.all[0].close()
-    ranks.all[1].close()
-    [outcome] = ranks.run({2: comes(2)}).values()
-    ranks.close()
-    assert isinstance(outcome, PeerLostError)
-    assert "1 of at least 2 ranks are here (rank 2)" in str(outcome)
 
 
 def test_two_ranks_that_look_for_each_other_stay_connected(nothing_left: None) -> None:
