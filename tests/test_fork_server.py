@@ -1,5 +1,5 @@
 """Programs that start as forks of a server: none outlives its asker, nor the server its parent.
-What else they have of an interpreter's, test_beside.py and the tests of ranks show."""
+What else they have of an interpreter's, the tests of ranks show."""
 
 from __future__ import annotations
 
