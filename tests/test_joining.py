@@ -128,25 +128,6 @@ def test_world_sizes_that_differ(nursery: Nursery) -> None:
         check_joined(job, quietly=False)  # rank 0 logs whom it turned away
 
 
-def test_numbers_that_do_not_fit(nursery: Nursery) -> None:
-    refused = [
-        ({"rank": 2, "world_size": 2}, "does not fit"),
-        ({"rank": -1, "world_size": 2}, "does not fit"),
-        ({"rank": 0, "world_size": 0}, "world_size=0"),
-        ({"rank": 0}, "world_size is missing"),
-        ({"world_size": 2}, "rank is missing"),
-        ({"init_method": "http://127.0.0.1:1"}, "tcp://host:port"),
-    ]
-    with Job(nursery, 1) as job:
-        job.start(joining.refused, arguments=[arguments for arguments, _ in refused])
-        for _, words in refused:
-            event = job.expect(0, "refused")
-            assert event["kind"] == "ConfigError", event
-            assert words in event["text"]
-            assert event["took"] < PROMPT
-        check_joined(job)
-
-
 def test_secrets(nursery: Nursery) -> None:
     right, wrong = secrets.token_hex(32), secrets.token_hex(32)
     with Job(nursery, 3) as job:

@@ -16,7 +16,6 @@ from patience import PATIENCE, PROMPT
 
 from ringcomm.bootstrap import mesh as mesh_module
 from ringcomm.bootstrap.launch import identify
-from ringcomm.bootstrap.secret import Secret
 from ringcomm.config import Config
 from ringcomm.errors import ConfigError
 
@@ -86,12 +85,6 @@ def test_how_sockets_are_set_up(port: int) -> None:
             assert {end[0] for end in (sock.getsockname(), sock.getpeername())} == {"127.0.0.1"}
 
 
-def test_with_a_secret(port: int) -> None:
-    secret = Secret(b"k" * 32)
-    for mesh in meshes(join_world(3, port, secrets=dict.fromkeys(range(3), secret))):
-        mesh.close()
-
-
 def test_world_of_one_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "socket", None)
     mesh = mesh_module.join(identify(env={}), Config(), None)
@@ -112,20 +105,11 @@ def test_sixteen_ranks_come_up(port: int) -> None:
 
 
 PROGRAM = """
-import os, socket
 from ringcomm.bootstrap import mesh
 from ringcomm.bootstrap.launch import identify
-from ringcomm.bootstrap.secret import load
 from ringcomm.config import Config
-config = Config.from_env()
-made = mesh.join(identify(), config, load(config))
-for lane in made.lanes:
-    sock = socket.socket(fileno=lane.fd)
-    sock.setblocking(True)
-    sock.sendall(b"%d" % made.rank)
-    assert sock.recv(1) == b"%d" % lane.peer
-    sock.close()
-print("rank", made.rank, "has", len(made.lanes), os.environ.get("RINGCOMM_SECRET"))
+print("here", flush=True)
+mesh.join(identify(), Config(), None)
 """
 
 
@@ -138,9 +122,8 @@ def test_interrupt_while_waiting_for_a_rank(rank: int, port: int) -> None:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    announced = PROGRAM.replace("config =", "print('here', flush=True)\nconfig =")
     with subprocess.Popen(
-        [sys.executable, "-c", announced],
+        [sys.executable, "-c", PROGRAM],
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -154,27 +137,3 @@ def test_interrupt_while_waiting_for_a_rank(rank: int, port: int) -> None:
         _, complaint = child.communicate(timeout=PATIENCE)
         assert time.monotonic() - began < PROMPT
     assert "KeyboardInterrupt" in complaint
-
-
-def test_processes(port: int) -> None:
-    """As torchrun starts them, with the secret in the environment."""
-    env = {
-        **os.environ,
-        "WORLD_SIZE": "3",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "RINGCOMM_LANES": "2",
-        "RINGCOMM_SECRET": "0123456789abcdef" * 4,
-        "RINGCOMM_CONNECT_TIMEOUT": "60",
-    }
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
-            env={**env, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
-    said = sorted(child.communicate(timeout=PATIENCE)[0].strip() for child in children)
-    assert said == [f"rank {rank} has 4 None" for rank in range(3)]

@@ -64,14 +64,6 @@ def badly(rank: Rank, arguments: list[dict[str, Any]], settings: list[dict[str, 
     ringcomm.shutdown()
 
 
-def refused(rank: Rank, arguments: list[dict[str, Any]]) -> None:
-    """init with each of these arguments, and once more as it should be."""
-    for wrong in arguments:
-        rank.attempt("refused", lambda wrong=wrong: ringcomm.init(**wrong))  # type: ignore[misc]
-    _check(rank, ringcomm.init())
-    ringcomm.shutdown()
-
-
 def with_secrets(rank: Rank, secrets: list[str | None], timeout: float) -> None:
     """Joins with the secret at this rank's number in the environment."""
     secret = secrets[rank.number]
