@@ -177,7 +177,7 @@ def test_few_descriptors(nursery: Nursery) -> None:
     with contextlib.ExitStack() as stack:
         jobs = [stack.enter_context(Job(nursery, 3)) for _ in cases]  # they wait at the same time
         for job, (who, left) in zip(jobs, cases, strict=True):
-            job.start(joining.with_few_descriptors, who=who, left=left, timeout=1.5)
+            job.start(joining.with_few_descriptors, who=who, left=left, timeout=6.0)
         for job, (who, _) in zip(jobs, cases, strict=True):
             for rank, event in enumerate(job.expect_all("refused")):
                 assert "BootstrapError" in event["kinds"], event
