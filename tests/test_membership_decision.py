@@ -410,6 +410,19 @@ def test_a_ready_has_its_consequence_once(ranks: Ranks) -> None:
     assert (made[0].serials, made[0].is_new) == ((2, 2, 2), False)
 
 
+def test_the_decider_is_silent_behind_its_ready(ranks: Ranks) -> None:
+    """Another decides, without it. When it wakes up it is behind, and comes to the next round."""
+    ranks.all[0].send_ready(ready(0, time.monotonic()))
+    made = ranks.run({rank: comes(rank) for rank in (1, 2)})
+    assert made[1] == made[2]
+    assert (made[1].members, made[1].left) == ((1, 2), (0,))
+    late = ranks.all[0]
+    assert until(lambda: late.catch_up() or late.behind)  # else the others may be gone again
+    later = ranks.run({0: lambda one: one.wait().go, 1: comes(1), 2: comes(2)})
+    assert later[0] == later[1] == later[2]
+    assert (later[0].members, later[0].is_new) == ((0, 1, 2), True)
+
+
 def test_a_go_that_reaches_only_some(ranks: Ranks) -> None:
     """Rank 0 dies between two GOs: rank 2, which has its, comes back from a round that fails."""
     control: Any = ranks.all[0]._control

@@ -125,6 +125,7 @@ CONFIG_MISTAKES: list[tuple[Call, str]] = [
     (lambda c: c.allreduce(x(), timeout=0), "timeout=0: give seconds above 0"),
     (lambda c: c.allreduce(x(), timeout=-1.0), "timeout=-1.0"),
     (lambda c: c.allreduce(x(), timeout="1"), "timeout='1'"),
+    (lambda c: c.set_timeout(-1), "timeout=-1"),
     (lambda c: c.allreduce(x(), timeout=float("nan")), "timeout=nan: give seconds above 0"),
     (lambda c: c.allreduce(x(), timeout=float("inf")), "timeout=inf: give seconds above 0"),
     (lambda c: c.allreduce(x(), timeout=5e6), "at most 4 million"),

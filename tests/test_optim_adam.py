@@ -313,6 +313,7 @@ def test_a_step_that_is_left_out_changes_nothing() -> None:
                 optimizer.step()
             give(params, gradient(SHAPES, step, comm.rank))
             optimizer.step()
+        assert optimizer.frozen_at == 4
         assert optimizer.renewals == 7  # 5, 6, 7, 8, 10, 12, 14
         return [one.tobytes() for one in flat(params)]
 

@@ -95,6 +95,30 @@ def test_all_ranks_get_the_bits_of_the_reference(turn: int, exchange: str) -> No
             assert (words(residual) == words(want.residuals[rank])).all()
 
 
+@pytest.mark.parametrize("exchange", ["gather", "owner"])
+def test_nothing_is_lost_at_decay_1(exchange: str) -> None:
+    """The sum of all means is that of the deltas' means, less what is left."""
+    count, ranks = 9000, 4
+
+    def run(comm: Communicator) -> tuple[Array, Array, Array]:
+        one = SparseExchange(comm, count, k=64, decay=1.0, exchange=exchange)
+        total = np.zeros(count)
+        for step in range(10):
+            one.submit(deltas(count, ranks, step)[comm.rank]).wait().add_to(
+                dense := np.zeros(count, np.float32)
+            )
+            total += dense
+        state = one.gather_state_dict()
+        return total, np.asarray(state["worker"]), np.asarray(state["owner"])
+
+    total, worker, owner = run_ranks(ranks, run)[2]
+    put_in = sum(
+        np.mean([one.astype(float) for one in deltas(count, ranks, step)], 0) for step in range(10)
+    )
+    np.testing.assert_allclose(total + worker + owner, put_in, rtol=1e-5, atol=2e-4)
+    assert (exchange == "owner") == bool(owner.any())
+
+
 def test_what_is_not_finite_poisons_all_and_leaves_the_residuals() -> None:
     count = 5000
 

@@ -141,6 +141,21 @@ def test_a_step_that_is_dropped_leaves_the_residuals() -> None:
     run_ranks(2, body)
 
 
+def test_states_that_do_not_fit_are_refused() -> None:
+    def body(comm: Communicator) -> None:
+        model = Net()
+        state = stale(comm, model, "int4", dense=1)
+        for step in range(4):
+            backward(state, model, step)
+        saved = state.state_dict()
+        with pytest.raises(ConfigError, match="holds gradients in flight of pace='stale1'"):
+            HookState("int4", comm, model=model, threshold=THRESHOLD).load_state_dict(saved)
+        with pytest.raises(ConfigError, match="of another model"):
+            stale(comm, nn.Linear(100, 90)).load_state_dict({"pace": saved["pace"]})
+
+    run_ranks(2, body)
+
+
 # ---- what is refused, and what is warned of ----
 
 

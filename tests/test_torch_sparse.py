@@ -15,7 +15,7 @@ import sparse_reference as slow
 from ranks import run_ranks
 from sparse_reference import words
 
-from ringcomm import Communicator, ConfigError
+from ringcomm import Communicator, ConfigError, RingcommError
 
 torch = pytest.importorskip("torch")
 
@@ -290,6 +290,18 @@ def test_arguments_that_cannot_work(make: Made, arguments: dict[str, Any], told:
         assert isinstance(caught.value, ConfigError)
 
     run_ranks(1, run)
+
+
+def test_nobody_has_a_gradient() -> None:
+    def run(comm: Communicator) -> None:
+        one = torch.nn.Parameter(torch.zeros(320))
+        with SGD([one], comm=comm) as optimizer:
+            for _ in range(2):
+                optimizer.step()
+            with pytest.raises(RingcommError, match="no gradient"):
+                optimizer.step()
+
+    run_ranks(2, run)
 
 
 def test_it_learns_with_one_block_in_ten() -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from bringup_world import Outcome, run_ranks
+from patience import PROMPT
 
+from ringcomm.bootstrap.join_failure import JoinError
 from ringcomm.bootstrap.rendezvous import StoreExchange
 
 torch_distributed = pytest.importorskip("torch.distributed")
@@ -54,3 +56,12 @@ def test_store(kind: str) -> None:
             assert outcome.value == [
                 [f'{{"{n}":{r}}}'.encode() for r in range(3)] for n in range(3)
             ]
+
+
+@pytest.mark.parametrize("kind", ["hash", "tcp"])
+def test_missing_rank(kind: str) -> None:
+    stores = [torch_distributed.HashStore()] * 3 if kind == "hash" else tcp_stores(3)
+    for outcome in gather_over(stores, [0, 2], 0.6).values():
+        assert isinstance(outcome.error, JoinError)
+        assert [row.rank for row in outcome.error.rows] == [1]
+        assert outcome.seconds < 0.6 + PROMPT
