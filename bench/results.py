@@ -3,7 +3,7 @@
     python bench/results.py                       what there is, and how much of it is measured
     python bench/results.py scaling               measures what is due; then table and claims
     python bench/results.py scaling --quick       a tiny run, to see that it works
-    python bench/results.py scaling --table       from the rows that are there; --plot PNG as well
+    python bench/results.py scaling --table       from the rows that are there
     python bench/results.py --write               docs/RESULTS.md and its pictures, from the rows
 
 A row is due again where it was measured by files that are in no commit, or over a slow link as
@@ -47,7 +47,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="measure what is there once more")
     parser.add_argument("--only", metavar="TEXT", default="", help="points with TEXT in their name")
     parser.add_argument("--table", action="store_true", help="print table and claims, and end")
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the rows, and end")
     parser.add_argument(
         "--write", action="store_true", help="put tables, claims and pictures into docs, and end"
     )
@@ -99,8 +98,8 @@ def unable(name: str, source: Source, points: list[Point], options: argparse.Nam
     if why is None:
         return ""
     return (
-        f"{why} Without: {source.WITHOUT_ROOT}; and --table, --plot and --write show the rows "
-        "that are there."
+        f"{why} Without: {source.WITHOUT_ROOT}; and --table and --write show the rows that "
+        "are there."
     )
 
 
@@ -150,9 +149,7 @@ def one(name: str, options: argparse.Namespace) -> int:
     """A source; returns the exit code."""
     source, rows = load(name), rows_of(name, options)
     failed = 0
-    if options.plot:
-        page.draw(source, found(rows, name, options.quick), options.plot)
-    elif not options.table:
+    if not options.table:
         points = [point for point in source.points(options.quick) if options.only in point.name]
         why = unable(name, source, points, options)
         if why:
@@ -162,7 +159,7 @@ def one(name: str, options: argparse.Namespace) -> int:
     claims = show(source, found(rows, name, options.quick), not options.quick)
     if options.quick:
         print("\n--quick only shows that the command works: its sizes prove no claim")
-    judges = not (options.table or options.plot or options.quick)
+    judges = not (options.table or options.quick)
     short = any(claim.met is False for claim in claims)
     return 2 if failed else int(short and judges)
 
@@ -200,16 +197,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
     options = parse(arguments)
     try:
-        if options.write or (options.plot and options.name is None):
+        if options.write:
             chosen = names() if options.name is None else [options.name]
             everything = {
                 name: (load(name), found(rows_of(name, options), name, False)) for name in names()
             }
-            if options.plot:
-                page.draw_summary(everything, options.plot)
-            if options.write:
-                return write(everything, chosen, options.with_due)
-            return 0
+            return write(everything, chosen, options.with_due)
         if options.name is None:
             overview(options)
             return 0
