@@ -14,9 +14,10 @@ it where that is what finds the fault.
     --- a/csrc/net/frame.c
     ...
 
-A fault is found when the tests fail, crash or take too long. It is planted in a copy of the tree,
-build/mutants, which is kept for the next time. The tests that are named must pass there before; a
-patch that does not apply or compile is an error, as is one whose tests are not to be had.
+A fault is found when the tests fail, crash or take too long; where the simulation (tests/sim) finds
+it, in how many seeds is said. It is planted in a copy of the tree, build/mutants, which is kept for
+the next time. The tests that are named must pass there before; a patch that does not apply or
+compile is an error, as is one whose tests are not to be had.
 
 Ends with 1 unless all are found.
 """
@@ -27,6 +28,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -178,8 +180,15 @@ class Tree:
             if code in NOT_RUN:
                 raise MutantError("pytest does not find its tests")
             if code != 0:
-                return "is too slow" if code is None else "crashes" if code < 0 else "fails"
+                how = "is too slow" if code is None else "crashes" if code < 0 else "fails"
+                return how + self._seeds()
         return ""
+
+    def _seeds(self) -> str:
+        """How many seeds the simulation took, if that is the test which failed."""
+        log = (self._folder / "log.txt").read_text(errors="replace")
+        seeds = re.findall(r"[1-9]\d* of (\d+) seeds failed", log)
+        return f" in {seeds[-1]} seeds" if seeds else ""
 
     def _build(self) -> None:
         """Builds the core in place where csrc is not what it was built from."""

@@ -13,12 +13,12 @@ from test_c import C_TESTS, require, require_sanitizer
 
 SANITIZER = "address,undefined"
 SIMULATE = C_TESTS.parents[1] / "build" / "ctest" / SANITIZER.replace(",", "-") / "simulate"
-SEEDS = 600
+SEEDS = 1000
+LEAST_KILLS = 2000
 
+MAKE = ("flock", str(C_TESTS), "make", "--no-print-directory", "-C", str(C_TESTS))
 simulated = pytest.mark.beside(
-    *("flock", str(C_TESTS), "make", "--no-print-directory", "-C", str(C_TESTS)),
-    *(f"SANITIZER={SANITIZER}", f"SEEDS={SEEDS}", "simulate"),
-    lane="c",
+    *(*MAKE, f"SANITIZER={SANITIZER}", f"SEEDS={SEEDS}", "HOW=--until-fails", "simulate"), lane="c"
 )
 
 
@@ -33,6 +33,15 @@ def tools(tmp_path: Path) -> None:
 def test_every_seed_is_safe_and_ends(beside: Done) -> None:
     assert beside.code == 0, beside.output[-8000:]
     assert beside.output.splitlines()[-1] == f"0 of {SEEDS} seeds failed"
+
+
+@pytest.mark.slow
+@pytest.mark.beside(*MAKE, f"SANITIZER={SANITIZER}", "kills", lane="c")
+def test_a_rank_may_be_killed_at_every_event(beside: Done) -> None:
+    assert beside.code == 0, beside.output[-8000:]
+    counted = re.fullmatch(r"0 of (\d+) kills failed", beside.output.splitlines()[-1])
+    assert counted, beside.output[-8000:]
+    assert int(counted[1]) >= LEAST_KILLS
 
 
 @pytest.mark.slow

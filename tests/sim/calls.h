@@ -5,6 +5,9 @@
  * matters: 0 to 15 in sums and extremes, 1 and 2 in products, averages of 2, 4 or 8 ranks. A
  * quantising codec gets one magnitude per rank, a multiple of its largest code, with a sign per
  * element: then every scale is a whole number of at most 8 bits, and every code its largest.
+ *
+ * Calls that feed residuals back lose something: every 64th element is as those above, which makes
+ * the scale, and the others are whole numbers between the codes. What holds then is in ledger.h.
  */
 #ifndef RINGCOMM_SIM_CALLS_H
 #define RINGCOMM_SIM_CALLS_H
@@ -16,9 +19,13 @@ enum { CALLS_MOST_ELEMENTS = 40000 };
 typedef struct sim_call {
     rc_call call; /* of a send: as the sender calls it, root being the receiver */
     uint64_t salt;
-    int from;     /* the sender of a send */
-    int any;      /* its receiver takes a send of any rank */
-    int in_place; /* allreduce, broadcast and reduce only */
+    int from;            /* the sender of a send */
+    int any;             /* its receiver takes a send of any rank */
+    int in_place;        /* allreduce, broadcast and reduce only */
+    uint32_t encoded_by; /* bits of ranks that encode and decode by themselves */
+    int feeds;           /* takes the residuals of all calls of its group that do */
+    rc_codec fed;        /* the codec of most of these; this one may have none */
+    uint64_t fed_salt;
 } sim_call;
 
 static inline int call_takes_part(const sim_call *c, int rank)
@@ -51,13 +58,16 @@ static inline int64_t call_value(const sim_call *c, int rank, uint64_t i)
 {
     static const int64_t largest[RC_CODEC_COUNT] = {
         [RC_CODEC_INT8] = 127, [RC_CODEC_INT4] = 7, [RC_CODEC_ONEBIT] = 1, [RC_CODEC_FP8] = 448};
-    if (c->call.codec >= RC_CODEC_INT8) {
-        int64_t magnitude = 1 + (int64_t)(call_mix(c->salt + (uint64_t)rank) % 31);
-        int64_t sign = call_mix(c->salt ^ i) & 1 ? 1 : -1;
-        return sign * magnitude * largest[c->call.codec];
-    }
+    rc_codec codec = c->feeds ? c->fed : c->call.codec;
     uint64_t bits = call_mix(c->salt + ((uint64_t)rank << 40) + i);
-    return c->call.op == RC_PROD ? 1 + (int64_t)(bits & 1) : (int64_t)(bits & 15);
+    if (codec < RC_CODEC_INT8)
+        return c->call.op == RC_PROD ? 1 + (int64_t)(bits & 1) : (int64_t)(bits & 15);
+    uint64_t salt = c->feeds ? c->fed_salt : c->salt;
+    int64_t top = (1 + (int64_t)(call_mix(salt + (uint64_t)rank) % 31)) * largest[codec];
+    int is_scatter = c->call.collective == RC_REDUCE_SCATTER && c->call.count > 0;
+    if (c->feeds && (is_scatter ? i % c->call.count : i) % 64 != 0)
+        return (int64_t)(bits % (uint64_t)(top + top / 2 + 1)) - top * 3 / 4;
+    return call_mix(c->salt ^ i) & 1 ? top : -top;
 }
 
 static inline void call_store(void *data, rc_dtype dtype, uint64_t i, double value)
@@ -72,6 +82,11 @@ static inline void call_store(void *data, rc_dtype dtype, uint64_t i, double val
     case RC_F64: ((double *)data)[i] = value; break;
     default: memcpy((char *)data + i * bytes, &bits, bytes);
     }
+}
+
+static inline double call_load(const void *data, rc_dtype dtype, uint64_t i)
+{
+    return dtype == RC_F64 ? ((const double *)data)[i] : (double)((const float *)data)[i];
 }
 
 static inline double call_join(rc_op op, double a, double b)
@@ -135,6 +150,12 @@ static inline void call_restrict(rc_call *call, int world_size)
         call->count = 0;
 }
 
+static inline int call_may_be_encoded(const rc_call *call)
+{
+    return call->collective == RC_ALLREDUCE && call->dtype == RC_F32 &&
+           call->codec >= RC_CODEC_BF16;
+}
+
 /* Draws the number of elements: often few, now and then many segments of them. */
 static inline uint64_t call_draw_count(uint64_t *seed, uint64_t most)
 {
@@ -164,6 +185,39 @@ static inline sim_call call_draw(uint64_t *seed, int world_size, uint32_t number
     uint64_t parts = source_count(&c.call, world_size) + result_count(&c.call, world_size);
     if (parts > 2 * CALLS_MOST_ELEMENTS)
         c.call.count /= (uint64_t)world_size;
+    uint32_t encoded_by = draw_below(seed, 2) ? (uint32_t)draw_below(seed, 1 << 16) : 0;
+    c.encoded_by = call_may_be_encoded(&c.call) ? encoded_by : 0;
+    return c;
+}
+
+/* Draws one that is as another, of other values. */
+static inline sim_call call_again(const sim_call *other, uint64_t *seed)
+{
+    sim_call c = *other;
+    c.salt = draw(seed);
+    return c;
+}
+
+/* Draws what calls that feed residuals back have in common. */
+static inline sim_call call_draw_feeding(uint64_t *seed, int world_size)
+{
+    static const rc_collective some[] = {RC_ALLREDUCE, RC_ALLREDUCE, RC_REDUCE_SCATTER,
+                                         RC_ALLGATHER};
+    sim_call c = {.feeds = 1, .fed_salt = draw(seed)};
+    c.fed = RC_CODEC_INT8 + (rc_codec)draw_below(seed, RC_CODEC_COUNT - RC_CODEC_INT8);
+    c.call.collective = some[draw_below(seed, sizeof some / sizeof *some)];
+    c.call.op = draw_below(seed, 2) && (world_size & (world_size - 1)) == 0 ? RC_AVG : RC_SUM;
+    c.call.count = call_draw_count(seed, CALLS_MOST_ELEMENTS / (uint64_t)world_size);
+    return c;
+}
+
+/* Draws one of them. */
+static inline sim_call call_feed(const sim_call *feeding, uint64_t *seed)
+{
+    sim_call c = call_again(feeding, seed);
+    c.call.dtype = draw_below(seed, 4) ? RC_F32 : RC_F64;
+    c.call.codec = draw_below(seed, 4) ? c.fed : RC_CODEC_NONE;
+    c.in_place = c.call.collective == RC_ALLREDUCE && draw_below(seed, 2);
     return c;
 }
 

@@ -63,6 +63,9 @@ typedef struct os_state {
     uint64_t now, random, orders;
     FILE *trace;
     os_mood mood;
+    os_pace pace;
+    uint64_t events, kill_at;
+    int to_kill;
     int rank, lane_count, file_count;
     lane *lanes[OS_MOST_LANES];
     file files[MOST_FILES];
@@ -109,5 +112,7 @@ void send_packets(lane *l, int from, const uint8_t *bytes, uint64_t count);
 /* Moves bytes that are readable to this end's reader. */
 void take(lane *l, int to, uint8_t *bytes, uint64_t count);
 void close_file(file *f);
+/* Counts an event, with which a rank may be killed. */
+void count_event(void);
 
 #endif

@@ -223,13 +223,28 @@ void close_file(file *f)
     f->is_watched = 0;
 }
 
+void os_close_end(int number, int which)
+{
+    file *f = file_of(os.lanes[number]->ends[which].fd);
+    if (f != NULL)
+        close_file(f);
+}
+
 void os_kill(int rank)
 {
     process *p = &os.processes[rank];
+    if (p->is_dead)
+        return;
+    os_trace(rank, "is killed");
     p->is_dead = 1;
     for (int i = 0; i < p->count; i++)
         if (os.files[p->files[i]].kind != FILE_CLOSED)
             close_file(&os.files[p->files[i]]);
+}
+
+int os_is_dead(int rank)
+{
+    return os.processes[rank].is_dead;
 }
 
 void os_stop(int rank, uint64_t until)

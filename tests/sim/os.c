@@ -117,6 +117,28 @@ void os_set_mood(os_mood mood)
     os.mood = mood;
 }
 
+void os_set_pace(os_pace pace)
+{
+    os.pace = pace;
+}
+
+void os_kill_at(int rank, uint64_t event)
+{
+    os.to_kill = rank;
+    os.kill_at = event;
+}
+
+uint64_t os_events(void)
+{
+    return os.events;
+}
+
+void count_event(void)
+{
+    if (++os.events == os.kill_at)
+        os_kill(os.to_kill);
+}
+
 int new_file(file f)
 {
     process *p = &os.processes[f.rank];

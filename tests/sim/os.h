@@ -5,6 +5,7 @@
  * (tests/c/Makefile has the list). A rank is a process as the kernel sees it: an engine with its
  * epoll set and sockets. It has turns, one rank at a time; within a turn epoll_wait never sleeps
  * but says by EINTR that the turn is over, and when the next one is due.
+ * A rank that is killed within a turn finds its descriptors closed for the rest of it.
  *
  * Sockets. A lane is a pair of streams, one each way, in which bytes travel as packets: each leaves
  * at the wire's rate, arrives after its delay, in order, and is acknowledged by the way back. A
@@ -38,12 +39,19 @@ typedef struct os_mood {
     unsigned interrupted, refused, partial;
 } os_mood;
 
+/* How processes run: with all events of a moment in a turn, or one at a time; and whether a sleep
+ * ends when its time is over, or by an event alone. */
+typedef struct os_pace {
+    int is_alone, never_awakes;
+} os_pace;
+
 typedef enum os_cut { OS_RST, OS_FIN } os_cut;
 
 void os_open(uint64_t seed, FILE *trace);
 /* Frees everything; returns the number of descriptors that nobody has closed. */
 int os_close(void);
 void os_set_mood(os_mood mood);
+void os_set_pace(os_pace pace);
 
 uint64_t os_now(void);
 /* Returns 0 .. bound-1. */
@@ -76,7 +84,15 @@ void os_silence(int lane, int end, uint64_t until);
 void os_slow_down(int lane, double factor);
 /* Flips a bit of the next bytes that the end sends. */
 void os_flip(int lane, int end);
+/* Closes a descriptor behind the back of who has it. */
+void os_close_end(int lane, int end);
 void os_kill(int rank);
+int os_is_dead(int rank);
+/* Kills the rank with the n-th event: a descriptor's that epoll_wait brings to any rank, or a
+ * sendmsg that has taken bytes. */
+void os_kill_at(int rank, uint64_t event);
+/* Returns how many events there were. */
+uint64_t os_events(void);
 void os_stop(int rank, uint64_t until);
 
 #endif

@@ -1,34 +1,39 @@
-/* sim.c - runs simulated jobs by their seeds: `make sim SEEDS=1000`, or, in build/ctest/...,
+/* sim.c - runs simulated jobs: `make sim SEEDS=1000`, or, in build/ctest/...,
  *
  *     simulate --seeds FIRST COUNT [--jobs N]    COUNT seeds, each of N processes the next one;
  *                                                prints those that failed
+ *     simulate --until-fails FIRST COUNT         the same up to the first that fails
  *     simulate --seed N [--trace] [--part FAULTS CALLS CALLS CALM]
  *                                                one of them, on stdout with every event; a part
- *                                                of it (world_part)
+ *                                                of it (job_part)
  *     simulate --shrink N                        looks for a small part of it that fails, too
+ *     simulate --kills EVERY [--jobs N]          journeys (job.c), in which each process is killed
+ *                                                with each event in turn, or every EVERY-th
+ *     simulate --kill N [--trace]                one of these
  *
  * What it is. The whole C core, as it ships, with all ranks in one thread and a system behind it
- * that is simulated (os.h): clock, sockets, epoll. A seed is a job with its options and faults, and
+ * that is simulated (os.h): clock, sockets, epoll. A job (job.h) has options, calls and faults, and
  * runs the same way every time (world.h has what must be true).
  *
  * What it cannot see: how driving is handed over between threads, as there is one; the thread that
- * sends (threads = 2); polling (spin_us); fork; shared memory; GPUs; Python, and with it the
- * bring-up; descriptors that the program closes; ports that the kernel reports lost; a network
- * whose TCP is broken.
+ * sends (threads = 2); polling (spin_us); fork; who writes first to memory that ranks share, as
+ * they take turns; GPUs; Python, and with it the bring-up; ports that the kernel reports lost;
+ * memory that is short; a network whose TCP is broken; calls that differ between ranks.
  *
- * A trace has an event a line: virtual nanoseconds, the rank or "-", and what happened:
+ * A trace has an event a line: virtual nanoseconds, the process or "-", and what happened:
  *
- *     turn                          the rank's engine runs
- *     call group 0 #3 ...           the rank calls collective 3 of its group's list
+ *     turn                          the process's engine runs
+ *     call group 0 #3 ...           it calls collective 3 of its group's list
  *     send lane 5 100 of 9000       bytes that a sendmsg took, or "errno 11"
  *     recv lane 5 100 of 65536      bytes that a read brought
  *     error group 0 peer lost: ...  its communicator has failed
  *     over group 0 #3 ok            a call has ended
- *     leaves, gone                  the rank says goodbye; its communicator is freed
- *     fault rst lane 5 end 0 rank 2
+ *     leaves, gone                  it says goodbye; its communicator is freed
+ *     fault rst lane 5 end 0 process 2
  *     FAILS                         something was not true: stderr has what
  */
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -39,21 +44,88 @@
 
 enum { MOST_JOBS = 64, SEED_S = 60 };
 
+/* ---- what the numbers mean ---- */
+
+static int run_seed(uint64_t seed, const job_part *part, FILE *trace)
+{
+    uint64_t events;
+    job *j = malloc(sizeof *j);
+    job_draw(j, seed);
+    job_leave_out(j, part);
+    int is_true = world_run(j, trace, &events);
+    free(j);
+    return is_true;
+}
+
+static int run_whole(uint64_t seed, FILE *trace)
+{
+    return run_seed(seed, &JOB_WHOLE, trace);
+}
+
+/* Runs a journey; returns its events, or 0 if something was not true. */
+static uint64_t run_journey(int journey, int victim, uint64_t event, FILE *trace)
+{
+    uint64_t events;
+    job *j = malloc(sizeof *j);
+    job_journey(j, journey, victim, event);
+    int is_true = world_run(j, trace, &events);
+    free(j);
+    return is_true ? events : 0;
+}
+
+static uint64_t journey_events[16]; /* when nobody is killed */
+
+/* Returns how many kills there are: an event of a journey and a victim. */
+static uint64_t count_kills(void)
+{
+    uint64_t kills = 0;
+    for (int i = 0; job_journey_name(i) != NULL; i++) {
+        journey_events[i] = run_journey(i, 0, 0, NULL);
+        kills += journey_events[i] * JOB_JOURNEY_PROCESSES;
+    }
+    return kills;
+}
+
+/* Runs a kill, by its number. */
+static int run_kill(uint64_t number, FILE *trace)
+{
+    int journey = 0;
+    for (; number >= journey_events[journey] * JOB_JOURNEY_PROCESSES; journey++)
+        number -= journey_events[journey] * JOB_JOURNEY_PROCESSES;
+    int victim = (int)(number % JOB_JOURNEY_PROCESSES);
+    uint64_t event = number / JOB_JOURNEY_PROCESSES + 1;
+    if (run_journey(journey, victim, event, trace) != 0)
+        return 1;
+    printf("%s, process %d killed with event %llu of %llu:\n", job_journey_name(journey), victim,
+           (unsigned long long)event, (unsigned long long)journey_events[journey]);
+    return 0;
+}
+
+/* ---- many of them ---- */
+
 /* What the processes share. */
 typedef struct shared {
     _Atomic uint64_t next, failed;
-    uint64_t last;
-    uint64_t current[MOST_JOBS]; /* the seed at which each is */
+    uint64_t last, step;
+    int (*run)(uint64_t number, FILE *trace);
+    int is_first_enough;
+    uint64_t current[MOST_JOBS]; /* the number at which each is */
 } shared;
 
-static void run_seeds(shared *s, int job)
+static int goes_on(const shared *s)
 {
-    for (uint64_t seed; (seed = s->next++) < s->last;) {
-        s->current[job] = seed;
+    return s->next < s->last && !(s->failed && s->is_first_enough);
+}
+
+static void run_numbers(shared *s, int job)
+{
+    while (goes_on(s)) {
+        uint64_t number = atomic_fetch_add(&s->next, s->step);
+        s->current[job] = number;
         alarm(SEED_S); /* real time, for a core that never comes back */
-        if (!world_run(seed, &WORLD_WHOLE, NULL)) {
+        if (number < s->last && !s->run(number, NULL)) {
             s->failed++;
-            printf("FAILED %llu\n", (unsigned long long)seed);
+            printf("FAILED %llu\n", (unsigned long long)number);
             fflush(stdout);
         }
     }
@@ -64,18 +136,18 @@ static pid_t start(shared *s, int job)
 {
     pid_t pid = fork();
     if (pid == 0)
-        run_seeds(s, job);
+        run_numbers(s, job);
     return pid;
 }
 
-/* Runs all seeds; a process that dies with one is replaced for the others. */
-static int run_all(uint64_t first, uint64_t count, int jobs)
+/* Runs all numbers; a process that dies with one is replaced for the others. */
+static int run_all(const shared *what, int jobs, const char *unit)
 {
     shared *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pid_t pids[MOST_JOBS], pid;
     int status;
-    s->next = first;
-    s->last = first + count;
+    uint64_t first = what->next, last;
+    memcpy(s, what, sizeof *s);
     for (int job = 0; job < jobs; job++)
         pids[job] = start(s, job);
     while ((pid = wait(&status)) > 0) {
@@ -88,29 +160,31 @@ static int run_all(uint64_t first, uint64_t count, int jobs)
         printf("FAILED %llu (ended with status %d)\n", (unsigned long long)s->current[job],
                WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status));
         fflush(stdout);
-        if (s->next < s->last)
+        if (goes_on(s))
             pids[job] = start(s, job);
     }
-    printf("%llu of %llu seeds failed\n", (unsigned long long)s->failed, (unsigned long long)count);
+    last = s->next < s->last ? s->next : s->last;
+    printf("%llu of %llu %s failed\n", (unsigned long long)s->failed,
+           (unsigned long long)((last - first + s->step - 1) / s->step), unit);
     return s->failed != 0;
 }
 
 /* ---- a small part that fails ---- */
 
-static int fails(uint64_t seed, const world_part *part)
+static int fails(uint64_t seed, const job_part *part)
 {
     int status = 0;
     pid_t pid = fork();
     if (pid == 0) {
         alarm(SEED_S);
-        exit(freopen("/dev/null", "w", stderr) == NULL || !world_run(seed, part, NULL));
+        exit(freopen("/dev/null", "w", stderr) == NULL || !run_seed(seed, part, NULL));
     }
     waitpid(pid, &status, 0);
     return status != 0;
 }
 
 /* Takes the smaller part if it fails. Returns 1 if it does. */
-static int settle_for(uint64_t seed, world_part *part, world_part smaller)
+static int settle_for(uint64_t seed, job_part *part, job_part smaller)
 {
     if (memcmp(part, &smaller, sizeof smaller) == 0 || !fails(seed, &smaller))
         return 0;
@@ -118,11 +192,11 @@ static int settle_for(uint64_t seed, world_part *part, world_part smaller)
     return 1;
 }
 
-static int shrink_calls(uint64_t seed, world_part *part, int group)
+static int shrink_calls(uint64_t seed, job_part *part, int group)
 {
     int shrinks = 0, step = 16;
     while (step > 0) {
-        world_part smaller = *part;
+        job_part smaller = *part;
         int calls = smaller.calls[group] < 16 ? smaller.calls[group] : 16;
         smaller.calls[group] = calls > step ? calls - step : 0;
         if (settle_for(seed, part, smaller))
@@ -135,14 +209,14 @@ static int shrink_calls(uint64_t seed, world_part *part, int group)
 
 static int shrink(uint64_t seed)
 {
-    world_part part = WORLD_WHOLE;
+    job_part part = JOB_WHOLE;
     int shrinks = fails(seed, &part);
     if (!shrinks) {
         printf("seed %llu does not fail\n", (unsigned long long)seed);
         return 0;
     }
     while (shrinks) {
-        world_part smaller = part;
+        job_part smaller = part;
         smaller.is_calm = 1;
         shrinks = settle_for(seed, &part, smaller);
         for (int i = 0; i < 8; i++) {
@@ -150,7 +224,7 @@ static int shrink(uint64_t seed)
             smaller.faults &= ~(1U << i);
             shrinks |= settle_for(seed, &part, smaller);
         }
-        for (int group = 0; group < WORLD_MOST_GROUPS; group++)
+        for (int group = 0; group < JOB_MOST_GROUPS; group++)
             shrinks |= shrink_calls(seed, &part, group);
     }
     printf("--seed %llu --part %u %d %d %d\n", (unsigned long long)seed, part.faults, part.calls[0],
@@ -161,55 +235,72 @@ static int shrink(uint64_t seed)
 /* ---- the command line ---- */
 
 typedef struct options {
+    char what; /* 'a'll seeds, 'u'ntil one fails, 'o'ne, 's'hrink, all 'k'ills, 'K'ill */
     uint64_t first, count;
     int jobs, traced;
-    char what; /* 'a'll seeds, 'o'ne, 's'hrink */
-    world_part part;
+    job_part part;
 } options;
+
+/* An option: what it asks for, if anything, and the numbers behind it. */
+typedef struct option {
+    const char *name;
+    char what;
+    int words;
+} option;
+
+static const option all_options[] = {
+    {"--seeds", 'a', 2},  {"--until-fails", 'u', 2}, {"--seed", 'o', 1},
+    {"--shrink", 's', 1}, {"--kills", 'k', 1},       {"--kill", 'K', 1},
+    {"--jobs", 'j', 1},   {"--trace", 't', 0},       {"--part", 'p', 4}};
+
+static void take_option(options *o, char what, char **word)
+{
+    switch (what) {
+    case 't': o->traced = 1; break;
+    case 'j': o->jobs = atoi(word[1]); break;
+    case 'p':
+        o->part =
+            (job_part){(unsigned)atoi(word[1]), {atoi(word[2]), atoi(word[3])}, atoi(word[4])};
+        break;
+    case 'a':
+    case 'u': o->count = strtoull(word[2], NULL, 10); /* fall through */
+    default: o->what = what, o->first = strtoull(word[1], NULL, 10);
+    }
+}
 
 /* Reads one option; returns how many words it takes, or 0. */
 static int read_option(options *o, char **word, int left)
 {
-    if (strcmp(word[0], "--trace") == 0) {
-        o->traced = 1;
-        return 1;
-    }
-    if (left > 1 && strcmp(word[0], "--jobs") == 0) {
-        o->jobs = atoi(word[1]);
-        return 2;
-    }
-    if (left > 1 && (strcmp(word[0], "--seed") == 0 || strcmp(word[0], "--shrink") == 0)) {
-        o->first = strtoull(word[1], NULL, 10);
-        o->what = word[0][3] == 'e' ? 'o' : 's';
-        return 2;
-    }
-    if (left > 2 && strcmp(word[0], "--seeds") == 0) {
-        o->first = strtoull(word[1], NULL, 10);
-        o->count = strtoull(word[2], NULL, 10);
-        o->what = 'a';
-        return 3;
-    }
-    if (left > 4 && strcmp(word[0], "--part") == 0) {
-        o->part =
-            (world_part){(unsigned)atoi(word[1]), {atoi(word[2]), atoi(word[3])}, atoi(word[4])};
-        return 5;
+    for (size_t i = 0; i < sizeof all_options / sizeof *all_options; i++) {
+        const option *is = &all_options[i];
+        if (strcmp(word[0], is->name) != 0 || left <= is->words)
+            continue;
+        take_option(o, is->what, word);
+        return is->words + 1;
     }
     return 0;
 }
 
 int main(int argc, char **argv)
 {
-    options o = {.jobs = 1, .part = WORLD_WHOLE};
+    options o = {.jobs = 1, .part = JOB_WHOLE};
     for (int i = 1, words = 1; i < argc; i += words) {
         words = read_option(&o, argv + i, argc - i);
         if (words == 0)
             o.what = 0, words = argc;
     }
     o.jobs = o.jobs < 1 ? 1 : o.jobs > MOST_JOBS ? MOST_JOBS : o.jobs;
+    FILE *trace = o.traced ? stdout : NULL;
+    shared s = {.next = o.first, .last = o.first + o.count, .step = 1, .run = run_whole};
     switch (o.what) {
-    case 'a': return run_all(o.first, o.count, o.jobs);
-    case 'o': return !world_run(o.first, &o.part, o.traced ? stdout : NULL);
+    case 'u': s.is_first_enough = 1; /* fall through */
+    case 'a': return run_all(&s, o.jobs, "seeds");
+    case 'o': return !run_seed(o.first, &o.part, trace);
     case 's': return shrink(o.first);
+    case 'k':
+        s = (shared){.last = count_kills(), .step = o.first < 1 ? 1 : o.first, .run = run_kill};
+        return run_all(&s, o.jobs, "kills");
+    case 'K': return count_kills() <= o.first || !run_kill(o.first, trace);
     default: fputs("simulate: see the head of tests/sim/sim.c\n", stderr); return 2;
     }
 }

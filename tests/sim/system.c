@@ -74,6 +74,7 @@ int __wrap_epoll_ctl(int set, int operation, int fd, struct epoll_event *event)
 static int collect(process *p, struct epoll_event *events, int room)
 {
     int count = 0, first = (int)os_draw((uint64_t)p->count);
+    room = os.pace.is_alone ? 1 : room;
     for (int i = 0; i < p->count && count < room; i++) {
         file *f = &os.files[p->files[(first + i) % p->count]];
         uint32_t what = f->is_watched ? events_of(f) : 0;
@@ -82,8 +83,9 @@ static int collect(process *p, struct epoll_event *events, int room)
         events[count++] = (struct epoll_event){.events = what, .data.u64 = f->data};
         if (f->kind == FILE_BELL)
             f->rung = 0;
+        count_event();
     }
-    return count;
+    return p->is_dead ? 0 : count;
 }
 
 int __wrap_epoll_wait(int set, struct epoll_event *events, int room, int timeout);
@@ -91,7 +93,7 @@ int __wrap_epoll_wait(int set, struct epoll_event *events, int room, int timeout
 {
     file *f = file_of(set);
     if (f == NULL)
-        return failing(EBADF);
+        return failing(os.processes[os.rank].is_dead ? EINTR : EBADF);
     process *p = &os.processes[f->rank];
     if (p->rounds-- > 0 && !happens(os.mood.interrupted)) {
         int count = collect(p, events, room);
@@ -99,7 +101,8 @@ int __wrap_epoll_wait(int set, struct epoll_event *events, int room, int timeout
             return count;
     }
     p->rounds = 0;
-    p->wakes_at = os.now + (uint64_t)(timeout < 0 ? 1000 : timeout) * 1000000;
+    int never = timeout < 0 || (timeout > 0 && os.pace.never_awakes);
+    p->wakes_at = never ? OS_NEVER : os.now + (uint64_t)timeout * 1000000;
     return failing(EINTR);
 }
 
@@ -154,6 +157,7 @@ ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags)
     free(bytes);
     os_trace(f->rank, "send lane %d %llu of %llu", f->lane, (unsigned long long)count,
              (unsigned long long)total);
+    count_event();
     return (ssize_t)count;
 }
 
