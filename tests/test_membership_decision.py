@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from patience import PATIENCE, until
 
-from ringcomm import BootstrapError
+from ringcomm import BootstrapError, PeerLostError
 from ringcomm.bootstrap.handshake_params import Key, job_hash
 from ringcomm.bootstrap.join_failure import MUTE, NO_ANSWER
 from ringcomm.bootstrap.records import split_blobs
@@ -460,6 +460,16 @@ def test_a_late_decider_knows_since_when_others_wait(nothing_left: None) -> None
     ranks.close()
     assert made[0] == made[1] == made[2]
     assert (made[0].members, made[0].left) == ((0, 1, 2), (3,))
+
+
+def test_too_few_over_connections(nothing_left: None) -> None:
+    ranks = Ranks(3, grace_s=0.5)
+    ranks.all[0].close()
+    ranks.all[1].close()
+    [outcome] = ranks.run({2: comes(2)}).values()
+    ranks.close()
+    assert isinstance(outcome, PeerLostError)
+    assert "1 of at least 2 ranks are here (rank 2)" in str(outcome)
 
 
 def test_two_ranks_that_look_for_each_other_stay_connected(nothing_left: None) -> None:
