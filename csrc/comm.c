@@ -1,8 +1,6 @@
-/* comm.c - life of a communicator, submission of works, and the one way to fail. See comm.h. */
+/* comm.c - life of a communicator, submission of works. See comm.h. */
 #include "comm.h"
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -13,26 +11,6 @@
 enum { BUFFERS_KEPT = 64, BYTES_KEPT = 32 << 20 };
 
 /* ---- works ---- */
-
-static void finish(rc_comm *c, rc_work *w, rc_result result)
-{
-    if (w->call.notify)
-        work_retain(w);
-    work_finish(w, result, &c->error);
-    if (w->call.notify)
-        engine_push_done(c->engine, &w->done_entry);
-    engine_changed(c->engine);
-    work_release(w);
-}
-
-void comm_finish_complete(rc_comm *c, rc_work *w)
-{
-    if (c->state != COMM_RUNNING || w->env == NULL || !work_complete(w))
-        return;
-    c->works_done++;
-    comm_active_remove(c, w);
-    finish(c, w, RC_OK);
-}
 
 void comm_send_more(rc_comm *c, rc_work *w)
 {
@@ -77,7 +55,7 @@ static int pump_works(engine_member *member)
  * sent before it left has come. */
 static int needs(const rc_comm *c, const rc_work *w, const peer_link *ln)
 {
-    if (w->matched_later && w->env == NULL)
+    if (w->state == WORK_UNMATCHED)
         return comm_has_no_source(c, w);
     if (w->call.collective == RC_RECV)
         return w->call.root == ln->peer && w->receives_left > 0;
@@ -127,10 +105,11 @@ void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
 
 static void start_unmatched(rc_comm *c, rc_work *w)
 {
+    work_move(w, WORK_UNMATCHED);
     work_retain(w); /* the work may end below */
     comm_match_receives(c, w->call.tag);
     for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++)
-        if (c->env.links[rank] != NULL && w->env == NULL && work_is_open(w))
+        if (c->env.links[rank] != NULL && w->state == WORK_UNMATCHED)
             check_work_left(c, w, c->env.links[rank]);
     work_release(w);
 }
@@ -138,7 +117,8 @@ static void start_unmatched(rc_comm *c, rc_work *w)
 static void start_work(rc_comm *c, rc_work *w)
 {
     if (c->state != COMM_RUNNING || c->leaving) {
-        finish(c, w, c->error.code);
+        comm_end(c, w, c->error.code);
+        comm_settle(c);
         return;
     }
     comm_active_add(c, w);
@@ -247,87 +227,6 @@ int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
     return link_control(ln, frame, lane);
 }
 
-/* Sends a last frame on every lane: a lane's end, which may be seen first, must not come without
- * it. */
-static void send_on_all_lanes(rc_comm *c, frame_type type, uint64_t seq)
-{
-    for (int rank = 0; rank < c->env.world_size; rank++) {
-        peer_link *ln = c->env.links[rank];
-        for (int i = 0; ln != NULL && i < ln->lane_count; i++)
-            comm_send_control(c, ln, type, seq, 0, 0, i);
-    }
-}
-
-/* ---- failure ---- */
-
-/* Drops the payload that is being received into a pool buffer: nobody will use it. */
-static void drop_half_received(rc_comm *c, lane *l)
-{
-    pool_return(c->env.buffers, l->rx_place.buffer);
-    l->rx_place = (rx_place){0};
-}
-
-static void detach_link(rc_comm *c, peer_link *ln)
-{
-    out_frame *frame;
-    while ((frame = queue_pop(&ln->queue)) != NULL)
-        work_env_release(&c->env, frame);
-    for (int send = 0; send < 2; send++)
-        while (held_first(&ln->held, send) != NULL)
-            work_env_release(&c->env, held_pop(&ln->held, send));
-    for (int i = 0; i < ln->lane_count; i++) {
-        drop_half_received(c, ln->lanes[i]);
-        lane_detach(ln->lanes[i]);
-    }
-}
-
-static void end_works(rc_comm *c)
-{
-    while (c->active_head != NULL) {
-        rc_work *w = c->active_head;
-        comm_active_remove(c, w);
-        finish(c, w, c->error.code);
-    }
-}
-
-void comm_fail(rc_comm *c, const rc_error *error)
-{
-    comm_fail_by(c, error, c->env.rank);
-}
-
-void comm_fail_by(rc_comm *c, const rc_error *error, int origin)
-{
-    if (c->state != COMM_RUNNING)
-        return;
-    c->state = COMM_FAILED;
-    c->error = *error;
-    c->error_origin = origin;
-    for (int rank = 0; rank < c->env.world_size; rank++)
-        if (c->env.links[rank] != NULL)
-            detach_link(c, c->env.links[rank]);
-    send_on_all_lanes(c, FRAME_ABORT, error->seq);
-    comm_unexpected_drop(c);
-    shared_drop(&c->shared);
-    c->waiting_head = c->waiting_tail = NULL;
-    c->member.pumped = c->member.expects = 0;
-    end_works(c);
-}
-
-rc_result comm_fail_text(rc_comm *c, rc_result code, int rank, const char *format, ...)
-{
-    rc_error error;
-    char text[sizeof error.message];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    error_clear(&error);
-    error_set(&error, code, "%s", text);
-    error.rank = rank;
-    comm_fail(c, &error);
-    return code;
-}
-
 /* ---- life ---- */
 
 static rc_result make_links(rc_comm *c)
@@ -430,7 +329,7 @@ rc_result comm_start(rc_comm *c)
 {
     rc_result result = RC_OK;
     engine_lock(c->engine);
-    c->state = COMM_RUNNING;
+    comm_move(c, COMM_RUNNING);
     c->engine->oversubscribed |= c->config.oversubscribed;
     c->last_tick = clock_ns();
     if (c->config.threads > 1)
@@ -475,23 +374,26 @@ static int is_flushed(const void *arg)
 static void say_goodbye(rc_comm *c)
 {
     error_set(&c->error, RC_INVALID_STATE, "the communicator is closed");
-    send_on_all_lanes(c, FRAME_GOODBYE, c->called);
+    comm_send_on_all_lanes(c, FRAME_GOODBYE, c->called);
     c->leaving = 1;
 }
 
-static void close_lanes(rc_comm *c)
+static void close_comm(rc_comm *c)
 {
+    if (c->state == COMM_CLOSED)
+        return;
     for (int rank = 0; rank < c->env.world_size; rank++) {
         peer_link *ln = &c->link_storage[rank];
         for (int i = 0; i < ln->lane_count; i++)
             if (c->state == COMM_NEW) {
                 close(ln->lanes[i]->source.fd);
             } else {
-                drop_half_received(c, ln->lanes[i]);
+                comm_drop_half_received(c, ln->lanes[i]);
                 lane_close(ln->lanes[i]);
             }
     }
     comm_close_ports(c);
+    comm_move(c, COMM_CLOSED);
 }
 
 /* Leaves the group. Returns RC_OK once all data sent has reached the peers' hosts, else RC_AGAIN.
@@ -527,8 +429,7 @@ rc_result comm_close(rc_comm *c, int timeout_ms)
     rc_result result = leave_group(c, timeout_ms);
     if (c->state == COMM_RUNNING)
         comm_unexpected_drop(c);
-    close_lanes(c);
-    c->state = COMM_CLOSED;
+    close_comm(c);
     engine_unlock(c->engine);
     return result == RC_AGAIN ? RC_TIMEOUT : result;
 }
@@ -538,9 +439,7 @@ void comm_free(rc_comm *c)
     engine_lock(c->engine);
     if (c->state == COMM_RUNNING)
         comm_fail_text(c, RC_ABORTED, c->env.rank, "rank %d freed its communicator", c->env.rank);
-    if (c->state != COMM_CLOSED)
-        close_lanes(c);
-    c->state = COMM_CLOSED;
+    close_comm(c);
     drain(&c->member);
     engine_leave(c->engine, &c->member);
     engine_quiesce(c->engine);

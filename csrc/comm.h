@@ -6,17 +6,18 @@
  *
  * A frame names its collective by seq. If that is active, the work takes it; if it has not been
  * called yet here, the frame is kept (early); if it is over, the history tells a mismatch from a
- * protocol violation. Every failure ends in comm_fail: it latches the error, ends every work with
- * it, and aborts every peer.
+ * protocol violation.
  *
- * States: NEW -> RUNNING -> FAILED -> CLOSED, or RUNNING -> CLOSED; never back.
+ * Ends. Who finds that a work is complete, or an error, latches that (comm_finish_complete,
+ * comm_fail). What is latched is ended in one place, comm_settle: works get their results, and a
+ * failure ends every work and aborts every peer.
  *
- * Files: comm.c life, submission, failure; comm_active.c works in flight; comm_frames.c frames that
- * arrive; comm_unexpected.c frames that arrive early; comm_announce.c calls announced to peers;
- * comm_match.c receives; comm_timers.c deadlines, idle memory; comm_lanes.c lanes, heartbeats,
- * lanes and peers that fall silent; comm_ports.c ports that are lost; comm_shared.c shared memory.
- * The interface of all of these to api*.c and pipe/. Threading: under the engine's lock, except for
- * the inbox.
+ * Files: comm.c life, submission; comm_settle.c ends; comm_active.c works in flight; comm_frames.c
+ * frames that arrive; comm_unexpected.c frames that arrive early; comm_announce.c calls announced
+ * to peers; comm_match.c receives; comm_timers.c deadlines, idle memory; comm_lanes.c lanes,
+ * heartbeats, lanes and peers that fall silent; comm_ports.c ports that are lost; comm_shared.c
+ * shared memory. The interface of all of these to api*.c and pipe/. Threading: under the engine's
+ * lock, except for the inbox.
  */
 #ifndef RINGCOMM_COMM_H
 #define RINGCOMM_COMM_H
@@ -29,7 +30,17 @@ enum {
     LANE_NAME_BYTES = 2 * LANE_END_BYTES + 80
 };
 
-typedef enum comm_state { COMM_NEW, COMM_RUNNING, COMM_FAILED, COMM_CLOSED } comm_state;
+/* States of a communicator; comm_moves has what may follow what. */
+typedef enum comm_state {
+    COMM_NEW,
+    COMM_RUNNING,
+    COMM_FAILING, /* the error is latched: comm_settle is next */
+    COMM_FAILED,
+    COMM_CLOSED
+} comm_state;
+
+/* The states that may follow each, as bits. */
+extern const unsigned comm_moves[];
 
 struct rc_comm {
     engine_member member; /* must be first: the engine hands it back */
@@ -44,8 +55,8 @@ struct rc_comm {
     shared_memory shared;
     work_env among_hosts;                 /* the ranks with this one's place on each host */
     rc_work *waiting_head, *waiting_tail; /* works behind one that is entering shared memory */
-    _Atomic comm_state state;             /* written under the lock, read anywhere */
-    int leaving;                          /* the goodbye is sent */
+    _Atomic comm_state state; /* set by comm_move alone, under the lock; read anywhere */
+    int leaving;              /* the goodbye is sent */
     rc_error error;
     int error_origin; /* the rank that found the error */
 
@@ -54,8 +65,9 @@ struct rc_comm {
     atomic_int unnumbered; /* receives that wait to be matched; written under the same lock */
 
     rc_work *active_head, *active_tail;
-    keyed_queues collectives; /* active ones by seq; receives are on their links */
-    list runnable;            /* works that may have more to send or copy later */
+    rc_work *ending_head, *ending_tail; /* in the order in which they ended */
+    keyed_queues collectives;           /* active ones by seq; receives are on their links */
+    list runnable;                      /* works that may have more to send or copy later */
     keyed_queues unmatched; /* receives that are not matched yet, by tag, in order of their calls */
     uint64_t called;        /* collectives started here */
     int early_calls;        /* announced calls among the early frames */
@@ -76,15 +88,6 @@ rc_result comm_leave(rc_comm *c, int timeout_ms);
 rc_result comm_close(rc_comm *c, int timeout_ms);
 void comm_free(rc_comm *c);
 
-/* Latches the error, ends all works with it and, unless the goodbye is sent, aborts every peer. */
-void comm_fail(rc_comm *c, const rc_error *error);
-/* Fails as comm_fail does, with an error that rank `origin` has found. */
-void comm_fail_by(rc_comm *c, const rc_error *error, int origin);
-/* Makes an error of code and text, which names rank, and fails with it. Returns code. */
-rc_result comm_fail_text(rc_comm *c, rc_result code, int rank, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
-/* Ends a work that is complete; does nothing for others, or if the communicator has failed. */
-void comm_finish_complete(rc_comm *c, rc_work *w);
 /* Sends a control frame. lane < 0: any. Returns 0 if it was dropped. */
 int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
                       uint64_t fingerprint, uint16_t flags, int lane);
@@ -96,6 +99,33 @@ void comm_send_more(rc_comm *c, rc_work *w);
 
 /* Counts a work as called and starts it on the links of env. */
 void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env);
+
+/* ---- comm_settle.c ---- */
+
+/* Latches the error that ends the communicator; the first one counts. */
+void comm_fail(rc_comm *c, const rc_error *error);
+/* Fails as comm_fail does, with an error that rank `origin` has found. */
+void comm_fail_by(rc_comm *c, const rc_error *error, int origin);
+/* Makes an error of code and text, which names rank, and fails with it. Returns code. */
+rc_result comm_fail_text(rc_comm *c, rc_result code, int rank, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+/* Latches the end of a work, with the communicator's error or, if it is complete, without. */
+void comm_end(rc_comm *c, rc_work *w, rc_result result);
+/* Ends a work that is complete; does nothing for others, or if the communicator has failed. */
+void comm_finish_complete(rc_comm *c, rc_work *w);
+/* Ends what is latched: works get their results; a communicator that fails ends all its works and,
+ * unless the goodbye is sent, aborts every peer. */
+void comm_settle(rc_comm *c);
+/* Sends a last frame on every lane: a lane's end, which may be seen first, must not come without
+ * it. */
+void comm_send_on_all_lanes(rc_comm *c, frame_type type, uint64_t seq);
+/* Drops the payload that is being received into a pool buffer: nobody will use it. */
+void comm_drop_half_received(rc_comm *c, lane *l);
+
+/* ---- comm_state.c ---- */
+
+/* Enters another state. */
+void comm_move(rc_comm *c, comm_state to);
 
 /* ---- comm_active.c ---- */
 

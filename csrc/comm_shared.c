@@ -74,6 +74,7 @@ void comm_unshare(rc_comm *c)
 static void wait_in_line(rc_comm *c, rc_work *w)
 {
     w->env = &c->env;
+    work_move(w, WORK_IN_LINE);
     w->receives_left = 1; /* keeps it from being complete before it starts */
     w->shared.next = NULL;
     if (c->waiting_tail != NULL)

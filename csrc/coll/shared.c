@@ -278,7 +278,7 @@ static void step_out(shared_memory *s, int *moved, uint64_t *awaited)
 {
     rc_work *w = s->head;
     uint64_t resulted = mine(s, REGION_RESULTED), collected = mine(s, REGION_COLLECTED);
-    int is_result = s->hosts > 1 && w->shared.opened && w->receives_left == 1;
+    int is_result = s->hosts > 1 && w->state == WORK_ON_LINKS && w->receives_left == 1;
     if (is_result && resulted < end_of(w) && is_free(s, REGION_COLLECTED, resulted, awaited)) {
         result_lap(s, w, resulted);
         *moved = 1;
@@ -358,6 +358,7 @@ void shared_enter(shared_memory *s, rc_work *w, work_env *env)
     s->laps += run->laps;
     work_note_start(w);
     w->env = env;
+    work_move(w, WORK_IN_MEMORY);
     w->is_shared = 1;
     w->receives_left = 1; /* stands for all laps; the last to be counted down */
     if (s->tail != NULL)
@@ -374,7 +375,6 @@ void shared_open(shared_memory *s, rc_work *w)
     w->call.count = own.count;
     w->call.dst = dst_at(run, own);
     w->call.src = w->call.dst;
-    w->shared.opened = 1;
 }
 
 void shared_drop(shared_memory *s)

@@ -44,7 +44,6 @@ typedef struct shared_run {
     uint32_t chunks;      /* one per rank, or the whole as one */
     uint64_t chunk_elems; /* the last chunks may be shorter, or empty */
     uint64_t lap_elems;   /* of each chunk */
-    int opened;           /* passed to links, which join the hosts */
 } shared_run;
 
 typedef struct shared_memory {

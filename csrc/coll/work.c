@@ -145,11 +145,6 @@ void work_release(rc_work *w)
     free(w);
 }
 
-int work_is_open(const rc_work *w)
-{
-    return atomic_load(&w->result) == RC_AGAIN;
-}
-
 uint64_t work_number(const rc_work *w)
 {
     return w->flags & FRAME_P2P ? tags_number(w->seq) : w->seq;
@@ -180,6 +175,7 @@ void work_finish(rc_work *w, rc_result result, const rc_error *error)
     }
     w->error.seq = work_number(w);
     w->env = NULL;
+    work_move(w, WORK_OVER);
     if (w->call.feedback != NULL)
         feedback_unclaim(w->call.feedback);
     atomic_store(&w->result, result);
@@ -357,6 +353,7 @@ static uint64_t segment_limit(const rc_work *w)
 rc_result work_start(rc_work *w, work_env *env)
 {
     w->env = env;
+    work_move(w, WORK_ON_LINKS);
     codec_init(&w->codec, env->engine->kernels, &w->call, env->contributors);
     if (w->is_shared && w->shared.codec.pre != 1.0F)
         w->codec.pre = 1.0F; /* the values are scaled by it already */

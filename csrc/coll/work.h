@@ -55,6 +55,20 @@ typedef struct work_env {
 
 struct quantised; /* the state of quantised.c */
 
+/* States of a work; work_moves has what may follow what. */
+typedef enum work_state {
+    WORK_SUBMITTED, /* in the communicator's inbox */
+    WORK_UNMATCHED, /* a receive that has no number yet (comm_match.c) */
+    WORK_IN_LINE,   /* behind one that is entering shared memory (comm_shared.c) */
+    WORK_IN_MEMORY, /* in shared memory */
+    WORK_ON_LINKS,  /* among hosts in shared memory, too */
+    WORK_ENDING,    /* complete, or ended by a failure: comm_settle is next */
+    WORK_OVER       /* the result is set */
+} work_state;
+
+/* The states that may follow each, as bits. */
+extern const unsigned work_moves[];
+
 struct rc_work {
     engine_done done_entry;      /* must be first: rc_engine_take_done returns it */
     struct rc_work *next, *prev; /* in the communicator's list of active works */
@@ -62,7 +76,8 @@ struct rc_work {
     keyed_queues *index;
     list_node unannounced, runnable; /* in lists of the communicator's (comm_announce.c, comm.c) */
     rc_engine *engine;
-    work_env *env; /* valid while active */
+    work_env *env;    /* valid while active */
+    work_state state; /* set by work_move alone */
     rc_call call;
     uint64_t seq;
     uint64_t fingerprint;
@@ -86,7 +101,7 @@ struct rc_work {
     uint64_t spin;                          /* ns that a waiting thread spins */
     atomic_int result;                      /* RC_AGAIN while in flight */
     atomic_int references;                  /* the caller's and the communicator's */
-    rc_error error;                         /* written before result */
+    rc_error error; /* written before result; its code once the work is ending */
 };
 
 /* Creates a work; needs no lock. NULL if memory is short. */
@@ -117,8 +132,8 @@ rc_algorithm work_algorithm(const rc_call *call, const work_env *env);
  * may be complete afterwards (work_complete). */
 rc_result work_start(rc_work *w, work_env *env);
 int work_complete(const rc_work *w);
-/* Returns 1 until work_finish. */
-int work_is_open(const rc_work *w);
+/* Enters another state. */
+void work_move(rc_work *w, work_state to);
 /* Returns the number that users see: the seq, or of a send or receive its number among those of its
  * tag. */
 uint64_t work_number(const rc_work *w);
