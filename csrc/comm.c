@@ -16,13 +16,11 @@ void comm_send_more(rc_comm *c, rc_work *w)
 {
     if (c->state != COMM_RUNNING)
         return;
-    work_retain(w); /* the work may end below */
     if (work_send_more(w) != RC_OK)
         comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for a frame");
-    if (c->state == COMM_RUNNING && work_can_send_more(w))
+    if (work_can_send_more(w))
         engine_pump_later(c->engine, &c->member);
     comm_finish_complete(c, w);
-    work_release(w);
 }
 
 static rc_work *first_that(const rc_comm *c, int (*does)(const rc_work *w))
@@ -71,54 +69,52 @@ static void check_work_left(rc_comm *c, const rc_work *w, const peer_link *ln)
                        ln->peer);
 }
 
+static void check_left_for(rc_comm *c, const rc_work *w)
+{
+    for (int rank = 0; rank < c->env.world_size; rank++)
+        if (c->env.links[rank] != NULL)
+            check_work_left(c, w, c->env.links[rank]);
+}
+
 void comm_check_left(rc_comm *c, const peer_link *ln)
 {
-    rc_work *w = c->active_head;
-    while (w != NULL && c->state == COMM_RUNNING) {
-        rc_work *next = w->next; /* a failure ends all works */
+    for (const rc_work *w = c->active_head; w != NULL; w = w->next)
         check_work_left(c, w, ln);
-        w = next;
-    }
 }
 
 void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
 {
-    work_retain(w); /* the work may end below */
-    comm_note_call(c, w);
-    rc_result result = c->state == COMM_RUNNING ? work_start(w, env) : RC_OK;
-    if (result != RC_OK)
+    rc_result result = comm_note_call(c, w);
+    if (result == RC_OK)
+        result = work_start(w, env);
+    if (result != RC_OK) {
         comm_fail_text(c, result, c->env.rank, "a collective could not start: %s",
                        rc_result_name(result));
-    if (w->env != NULL && (w->quantised != NULL || keep_is_left(w)))
+        return;
+    }
+    if (w->state == WORK_ON_LINKS && (w->quantised != NULL || keep_is_left(w)))
         list_append(&c->runnable, &w->runnable);
-    if (c->state == COMM_RUNNING) /* also if the work is over: others' calls must still match */
-        comm_announce(c, w, env);
-    if (c->state == COMM_RUNNING)
-        comm_unexpected_replay(c, w);
-    if (w->env != NULL && w->call.collective == RC_RECV)
+    comm_announce(c, w, env); /* also if the work is over: others' calls must still match */
+    comm_unexpected_replay(c, w);
+    if (w->call.collective == RC_RECV)
         check_work_left(c, w, c->env.links[w->call.root]);
     comm_finish_complete(c, w);
-    if (w->env != NULL && (work_can_send_more(w) || keep_is_left(w)))
+    if (work_can_send_more(w) || keep_is_left(w))
         engine_pump_later(c->engine, &c->member);
-    work_release(w);
 }
 
 static void start_unmatched(rc_comm *c, rc_work *w)
 {
     work_move(w, WORK_UNMATCHED);
-    work_retain(w); /* the work may end below */
     comm_match_receives(c, w->call.tag);
-    for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++)
-        if (c->env.links[rank] != NULL && w->state == WORK_UNMATCHED)
-            check_work_left(c, w, c->env.links[rank]);
-    work_release(w);
+    if (w->state == WORK_UNMATCHED)
+        check_left_for(c, w);
 }
 
 static void start_work(rc_comm *c, rc_work *w)
 {
     if (c->state != COMM_RUNNING || c->leaving) {
         comm_end(c, w, c->error.code);
-        comm_settle(c);
         return;
     }
     comm_active_add(c, w);
@@ -127,10 +123,8 @@ static void start_work(rc_comm *c, rc_work *w)
         start_unmatched(c, w);
         return;
     }
-    for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++)
-        if (c->env.links[rank] != NULL)
-            check_work_left(c, w, c->env.links[rank]);
-    if (c->state == COMM_RUNNING && !comm_start_shared(c, w))
+    check_left_for(c, w);
+    if (!comm_start_shared(c, w))
         comm_start_on_links(c, w, &c->env);
 }
 
@@ -288,7 +282,8 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
                                 .tick = comm_tick,
                                 .pump = pump_works,
                                 .can_advance = comm_shared_can_advance,
-                                .set_wakeup_wanted = comm_shared_set_wakeup_wanted};
+                                .set_wakeup_wanted = comm_shared_set_wakeup_wanted,
+                                .settle = comm_settle};
     c->env = (work_env){.engine = engine,
                         .rank = config->rank,
                         .world_size = config->world_size,
@@ -407,6 +402,7 @@ static rc_result leave_group(rc_comm *c, int timeout_ms)
                        "rank %d closed its communicator with collectives in flight", c->env.rank);
     if (c->state == COMM_RUNNING && !c->leaving)
         say_goodbye(c);
+    engine_settle(c->engine);
     uint64_t now = clock_ns(), deadline = now + (uint64_t)timeout_ms * CLOCK_MS;
     while (c->state != COMM_NEW && !is_flushed(c) && now < deadline) {
         engine_drive(c->engine, is_flushed, c, now + LOOK_EVERY_MS * CLOCK_MS, 0);
@@ -427,8 +423,7 @@ rc_result comm_close(rc_comm *c, int timeout_ms)
 {
     engine_lock(c->engine);
     rc_result result = leave_group(c, timeout_ms);
-    if (c->state == COMM_RUNNING)
-        comm_unexpected_drop(c);
+    comm_unexpected_drop(c);
     close_comm(c);
     engine_unlock(c->engine);
     return result == RC_AGAIN ? RC_TIMEOUT : result;
@@ -437,10 +432,11 @@ rc_result comm_close(rc_comm *c, int timeout_ms)
 void comm_free(rc_comm *c)
 {
     engine_lock(c->engine);
-    if (c->state == COMM_RUNNING)
-        comm_fail_text(c, RC_ABORTED, c->env.rank, "rank %d freed its communicator", c->env.rank);
+    comm_fail_text(c, RC_ABORTED, c->env.rank, "rank %d freed its communicator", c->env.rank);
+    engine_settle(c->engine);
     close_comm(c);
     drain(&c->member);
+    engine_settle(c->engine);
     engine_leave(c->engine, &c->member);
     engine_quiesce(c->engine);
     engine_unlock(c->engine);

@@ -9,8 +9,9 @@
  * protocol violation.
  *
  * Ends. Who finds that a work is complete, or an error, latches that (comm_finish_complete,
- * comm_fail). What is latched is ended in one place, comm_settle: works get their results, and a
- * failure ends every work and aborts every peer.
+ * comm_fail). What is latched is ended in one place, comm_settle, when the engine's round is over:
+ * works get their results, and a failure ends every work and aborts every peer. So no work ends,
+ * and no lane is detached, below a function that uses it.
  *
  * Files: comm.c life, submission; comm_settle.c ends; comm_active.c works in flight; comm_frames.c
  * frames that arrive; comm_unexpected.c frames that arrive early; comm_announce.c calls announced
@@ -113,9 +114,9 @@ rc_result comm_fail_text(rc_comm *c, rc_result code, int rank, const char *forma
 void comm_end(rc_comm *c, rc_work *w, rc_result result);
 /* Ends a work that is complete; does nothing for others, or if the communicator has failed. */
 void comm_finish_complete(rc_comm *c, rc_work *w);
-/* Ends what is latched: works get their results; a communicator that fails ends all its works and,
- * unless the goodbye is sent, aborts every peer. */
-void comm_settle(rc_comm *c);
+/* Ends what is latched, once all handlers have returned: works get their results; a communicator
+ * that fails ends all its works and, unless the goodbye is sent, aborts every peer. */
+void comm_settle(engine_member *member);
 /* Sends a last frame on every lane: a lane's end, which may be seen first, must not come without
  * it. */
 void comm_send_on_all_lanes(rc_comm *c, frame_type type, uint64_t seq);
@@ -139,8 +140,9 @@ void comm_active_rename(rc_comm *c, rc_work *w);
 rc_work *comm_active_find(rc_comm *c, const frame_header *h, int from);
 /* Returns the first receive of a tag that is still to be matched; NULL if there is none. */
 rc_work *comm_active_first_unmatched(rc_comm *c, uint32_t tag);
-/* Counts the work as called, so that its frames no longer come early. */
-void comm_note_call(rc_comm *c, const rc_work *w);
+/* Counts the work as called, so that its frames no longer come early. Returns RC_NO_MEMORY or
+ * RC_OK; of a receive alone that can fail. */
+rc_result comm_note_call(rc_comm *c, const rc_work *w);
 
 /* ---- comm_shared.c ---- */
 

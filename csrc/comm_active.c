@@ -85,17 +85,16 @@ rc_work *comm_active_first_unmatched(rc_comm *c, uint32_t tag)
     return work_of(keyed_first(&c->unmatched, tag));
 }
 
-void comm_note_call(rc_comm *c, const rc_work *w)
+rc_result comm_note_call(rc_comm *c, const rc_work *w)
 {
     if (w->call.collective == RC_RECV) {
         tag_count *started = tags_get(&c->env.links[w->call.root]->started, w->call.tag);
-        if (started != NULL)
-            started->receives = tags_number(w->seq) + 1;
-        else
-            comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for another tag");
+        if (started == NULL)
+            return RC_NO_MEMORY;
+        started->receives = tags_number(w->seq) + 1;
+    } else if (!(w->flags & FRAME_P2P)) {
+        c->history[w->seq % COMM_HISTORY] = w->fingerprint;
+        c->called++;
     }
-    if (w->flags & FRAME_P2P)
-        return;
-    c->history[w->seq % COMM_HISTORY] = w->fingerprint;
-    c->called++;
+    return RC_OK;
 }

@@ -32,16 +32,13 @@ static int is_implied(const peer_link *ln, const rc_work *w)
 static void tell_receives(rc_comm *c, peer_link *ln)
 {
     ln->announce_pending = 0;
-    while (ln->unannounced.head != NULL && c->state == COMM_RUNNING) {
+    while (ln->unannounced.head != NULL) {
         rc_work *w = LIST_ENTRY(ln->unannounced.head, rc_work, unannounced);
-        list_remove(&ln->unannounced, &w->unannounced);
-        if (is_implied(ln, w) || tell(c, ln, w))
-            continue;
-        if (c->state == COMM_RUNNING) {
-            list_append(&ln->unannounced, &w->unannounced);
+        if (!is_implied(ln, w) && !tell(c, ln, w)) {
             ln->announce_pending = 1;
+            return;
         }
-        return;
+        comm_announce_forget(c, w);
     }
 }
 
@@ -77,7 +74,7 @@ static int is_hurried(const rc_comm *c, const rc_work *w)
 void comm_announce_waiting(rc_comm *c, const rc_work *w)
 {
     for (int rank = 0; is_hurried(c, w) && rank < c->env.world_size; rank++)
-        if (c->env.links[rank] != NULL && c->state == COMM_RUNNING)
+        if (c->env.links[rank] != NULL)
             tell(c, c->env.links[rank], w);
 }
 
@@ -99,12 +96,13 @@ static int is_wanted(const rc_comm *c, const rc_work *w, const peer_link *ln, in
 
 void comm_announce(rc_comm *c, rc_work *w, const work_env *env)
 {
-    for (int peer = 0; peer < w->plan.world_size && c->state == COMM_RUNNING; peer++) {
+    for (int peer = 0; peer < w->plan.world_size; peer++) {
         peer_link *ln = env->links[peer];
         if (ln == NULL)
             continue;
         int told = is_wanted(c, w, ln, peer) && tell(c, ln, w);
-        if (!told && w->env != NULL && w->call.collective == RC_RECV && w->call.root == ln->peer) {
+        if (!told && w->state == WORK_ON_LINKS && w->call.collective == RC_RECV &&
+            w->call.root == ln->peer) {
             list_append(&ln->unannounced, &w->unannounced);
             ln->announce_pending |= is_wanted(c, w, ln, peer);
         }

@@ -93,14 +93,8 @@ rc_result comm_deliver_early(rc_comm *c, rc_work *w, peer_link *ln, const frame_
         memcpy(place.data, payload, h->length);
     ln->early_bytes -= link_cost(h);
     consume(c, ln, h);
-    if (c->state != COMM_RUNNING) {
-        pool_return(c->env.buffers, place.buffer);
-        return RC_ABORTED;
-    }
     rc_result result = work_end(w, h, &place);
-    if (result != RC_OK)
-        return fail_at_end(c, ln, h, result);
-    return c->state == COMM_RUNNING ? RC_OK : RC_ABORTED;
+    return result == RC_OK ? RC_OK : fail_at_end(c, ln, h, result);
 }
 
 /* ---- the lane's handler ---- */
@@ -143,11 +137,9 @@ static rc_result settle_early(rc_comm *c, peer_link *ln, const frame_header *h,
     rc_work *w = comm_active_find(c, h, ln->peer);
     if (w == NULL)
         return no_such_work(c, ln, h);
-    work_retain(w);
-    rc_result result = comm_deliver_early(c, w, ln, h, payload);
+    RC_TRY(comm_deliver_early(c, w, ln, h, payload));
     comm_finish_complete(c, w);
-    work_release(w);
-    return result;
+    return RC_OK;
 }
 
 static rc_result end_early(rc_comm *c, peer_link *ln, const frame_header *h, rx_place *place)
@@ -165,22 +157,16 @@ static rc_result end_data(rc_comm *c, peer_link *ln, const frame_header *h, rx_p
     if (w == NULL)
         return end_early(c, ln, h, place);
     consume(c, ln, h);
-    if (c->state != COMM_RUNNING)
-        return RC_ABORTED;
-    work_retain(w); /* the work may end within work_end */
     rc_result result = work_end(w, h, place);
     if (result != RC_OK)
-        fail_at_end(c, ln, h, result);
+        return fail_at_end(c, ln, h, result);
     comm_finish_complete(c, w);
-    work_release(w);
-    return c->state == COMM_RUNNING ? RC_OK : RC_ABORTED;
+    return RC_OK;
 }
 
 static rc_result end_call(rc_comm *c, peer_link *ln, const frame_header *h)
 {
     link_pump(ln);
-    if (c->state != COMM_RUNNING)
-        return RC_ABORTED;
     if (is_p2p(h))
         return RC_OK; /* the receiver compares fingerprints when the send's data comes */
     if (!is_called_here(c, ln, h))
@@ -196,7 +182,7 @@ static rc_result end_goodbye(rc_comm *c, lane *l, const frame_header *h)
     ln->left_at = h->seq;
     if (++ln->goodbyes == ln->lane_count)
         comm_check_left(c, ln);
-    return c->state == COMM_RUNNING ? RC_OK : RC_ABORTED;
+    return RC_OK;
 }
 
 /* Returns 1 if a rank gave up on a collective that this rank has not called yet: this rank may be
@@ -279,7 +265,7 @@ static rc_result end_receive(lane *l, const frame_header *h, rx_place *place)
         tell_rate(c, l);
     if (ln->queue.head != NULL)
         link_pump(ln);
-    return c->state == COMM_RUNNING ? RC_OK : RC_ABORTED;
+    return RC_OK;
 }
 
 static void sent(lane *l, out_frame *frame)

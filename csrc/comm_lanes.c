@@ -114,8 +114,10 @@ void comm_check_closed(rc_comm *c)
 {
     char which[120] = "those that it waits with";
     rc_error why;
-    const lane *l = c->state == COMM_RUNNING ? find_closed(c) : NULL;
-    if (c->state != COMM_RUNNING || (l == NULL && engine_is_whole(c->engine)))
+    if (c->state != COMM_RUNNING)
+        return;
+    const lane *l = find_closed(c);
+    if (l == NULL && engine_is_whole(c->engine))
         return;
     if (l != NULL)
         snprintf(which, sizeof which, "%d, the socket of lane %d of rail %d to rank %d",
@@ -252,7 +254,7 @@ static void judge_lanes(rc_comm *c, const peer_link *ln, uint64_t now)
 {
     if (now < ln->alive_since_ns + c->config.heartbeat_ms * CLOCK_MS)
         return;
-    for (int i = 0; i < ln->lane_count && c->state == COMM_RUNNING; i++)
+    for (int i = 0; i < ln->lane_count; i++)
         judge_lane(c, ln->lanes[i], now);
 }
 
@@ -298,8 +300,7 @@ static void check_peer(rc_comm *c, peer_link *ln, uint64_t now)
                        ln->peer, clock_seconds(last, now), midst_text(ln->lanes[0], midst));
     } else {
         judge_lanes(c, ln, now);
-        if (c->state == COMM_RUNNING)
-            beat(c, ln, now);
+        beat(c, ln, now);
     }
 }
 
@@ -311,7 +312,7 @@ uint64_t comm_check_peers(rc_comm *c, uint64_t now)
         forgive(c, now);
     c->last_tick = now;
     uint64_t next = comm_check_ports(c, now);
-    for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++) {
+    for (int rank = 0; rank < c->env.world_size; rank++) {
         peer_link *ln = c->env.links[rank];
         if (ln != NULL && ln->goodbyes < ln->lane_count)
             check_peer(c, ln, now);

@@ -71,7 +71,7 @@ static int find_sender(rc_comm *c, uint32_t tag)
 void comm_match_receives(rc_comm *c, uint32_t tag)
 {
     rc_work *w;
-    while (c->state == COMM_RUNNING && (w = comm_active_first_unmatched(c, tag)) != NULL) {
+    while ((w = comm_active_first_unmatched(c, tag)) != NULL) {
         int peer = w->call.root == RC_ANY_SOURCE ? find_sender(c, tag) : w->call.root;
         if (peer < 0)
             return;
@@ -87,12 +87,9 @@ int comm_match(rc_comm *c, peer_link *ln, const frame_header *h)
     rc_work *w = comm_active_first_unmatched(c, tag);
     if (w == NULL)
         return 0;
-    work_retain(w);
     start_from(c, w, ln->peer);
-    int started = w->seq == h->seq;
-    work_release(w);
     comm_match_receives(c, tag);
-    return started;
+    return w->seq == h->seq;
 }
 
 int comm_has_no_source(const rc_comm *c, const rc_work *w)

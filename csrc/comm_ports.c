@@ -52,7 +52,7 @@ uint64_t comm_check_ports(rc_comm *c, uint64_t now)
     uint64_t next = ENGINE_NEVER;
     for (int rank = 0; rank < c->env.world_size; rank++) {
         const peer_link *ln = c->env.links[rank];
-        for (int i = 0; ln != NULL && i < ln->lane_count && c->state == COMM_RUNNING; i++) {
+        for (int i = 0; ln != NULL && i < ln->lane_count; i++) {
             uint64_t due = port_due(ln->lanes[i]);
             if (due <= now)
                 judge_port(c, ln->lanes[i], now);
@@ -99,7 +99,7 @@ static void for_lanes(port_watch *w, int port, void (*each)(lane *l, const void 
                       const void *arg)
 {
     rc_comm *c = w->owner;
-    for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++) {
+    for (int rank = 0; rank < c->env.world_size; rank++) {
         const peer_link *ln = c->env.links[rank];
         for (int i = 0; ln != NULL && i < ln->lane_count; i++) {
             lane *l = ln->lanes[i];

@@ -19,6 +19,7 @@ void comm_end(rc_comm *c, rc_work *w, rc_result result)
     else
         c->ending_head = w;
     c->ending_tail = w;
+    engine_settle_later(c->engine);
 }
 
 void comm_finish_complete(rc_comm *c, rc_work *w)
@@ -29,7 +30,6 @@ void comm_finish_complete(rc_comm *c, rc_work *w)
     c->works_done++;
     comm_active_remove(c, w);
     comm_end(c, w, RC_OK);
-    comm_settle(c);
 }
 
 void comm_fail(rc_comm *c, const rc_error *error)
@@ -44,7 +44,7 @@ void comm_fail_by(rc_comm *c, const rc_error *error, int origin)
     comm_move(c, COMM_FAILING);
     c->error = *error;
     c->error_origin = origin;
-    comm_settle(c);
+    engine_settle_later(c->engine);
 }
 
 rc_result comm_fail_text(rc_comm *c, rc_result code, int rank, const char *format, ...)
@@ -120,14 +120,16 @@ static void settle_work(rc_comm *c, rc_work *w)
     work_finish(w, w->error.code, &c->error);
     if (w->call.notify)
         engine_push_done(c->engine, &w->done_entry);
-    engine_changed(c->engine);
     work_release(w);
 }
 
-void comm_settle(rc_comm *c)
+void comm_settle(engine_member *member)
 {
+    rc_comm *c = (rc_comm *)member;
     if (c->state == COMM_FAILING)
         settle_failure(c);
+    if (c->ending_head != NULL)
+        engine_changed(c->engine);
     while (c->ending_head != NULL) {
         rc_work *w = c->ending_head;
         c->ending_head = w->next;

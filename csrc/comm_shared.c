@@ -93,17 +93,15 @@ int comm_start_shared(rc_comm *c, rc_work *w)
     if (!shares && !waits)
         return 0;
     int is_first = c->shared.entering == NULL && c->waiting_head == NULL;
-    work_retain(w); /* the work may end below */
     w->is_shared = shares;
     wait_in_line(c, w);
     if (hosts == 1) {
-        comm_note_call(c, w);
+        (void)comm_note_call(c, w);
         if (!is_first)
             comm_announce_waiting(c, w);
     }
-    if (c->state == COMM_RUNNING && comm_unexpected_check(c, w) == RC_OK)
+    if (comm_unexpected_check(c, w) == RC_OK)
         engine_pump(c->engine, &c->member);
-    work_release(w);
     return 1;
 }
 
@@ -151,7 +149,7 @@ static void open_work(rc_comm *c, rc_work *w)
 static void ring(rc_comm *c)
 {
     region *r = &c->shared.region;
-    for (int i = 0; i < r->ranks && c->state == COMM_RUNNING; i++)
+    for (int i = 0; i < r->ranks; i++)
         if (i != r->self && region_must_ring(r, i))
             comm_send_control(c, c->env.links[c->shared.rank_at[i]], FRAME_HEARTBEAT, c->called, 0,
                               0, -1);

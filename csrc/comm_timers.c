@@ -84,7 +84,7 @@ uint64_t comm_tick(engine_member *member, uint64_t now)
     trim(c, now);
     comm_check_closed(c);
     uint64_t judged = comm_check_peers(c, now);
-    uint64_t next = c->state == COMM_RUNNING ? check_deadlines(c, now) : ENGINE_NEVER;
+    uint64_t next = check_deadlines(c, now);
     uint64_t beat_at = now + comm_tick_interval(c);
     next = next < judged ? next : judged;
     return next < beat_at ? next : beat_at;

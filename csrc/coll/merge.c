@@ -48,15 +48,14 @@ static rc_result send_value(rc_work *w, const piece *at, turns_unit *unit)
 static rc_result send_results(rc_work *w, const piece *at, const uint8_t *payload,
                               pool_buffer *buffer)
 {
-    work_env *env = w->env;
     rc_result result = RC_OK;
     uint32_t results = plan_results(&w->plan, at->part);
-    for (uint32_t i = 0; i < results && result == RC_OK && w->env != NULL; i++) {
+    for (uint32_t i = 0; i < results && result == RC_OK; i++) {
         uint32_t chunk = plan_result(&w->plan, at->part, i);
         pool_buffer *shared = buffer != NULL ? pool_share(buffer) : NULL;
         result = work_send(w, chunk, at->segment, 0, payload, shared);
     }
-    pool_return(env->buffers, buffer);
+    pool_return(w->env->buffers, buffer);
     return result;
 }
 
@@ -135,7 +134,7 @@ rc_result merge_take(rc_work *w, const frame_header *h, pool_buffer *buffer)
     piece at = piece_of(w, h->chunk, h->segment);
     uint32_t number = at.part * plan_segments(&w->plan, 0) + at.segment;
     turns_keep(&w->turns, number, plan_turn(&w->plan, h->chunk), buffer);
-    while (w->env != NULL && (buffer = turns_next(&w->turns, number)) != NULL)
+    while ((buffer = turns_next(&w->turns, number)) != NULL)
         RC_TRY(take_unit_turn(w, &at, &w->turns.of[number], buffer));
     return RC_OK;
 }

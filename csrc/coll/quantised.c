@@ -224,9 +224,8 @@ rc_result quantised_send_more(rc_work *w)
     rc_result result = RC_OK;
     if (q->sending_more)
         return RC_OK;
-    work_retain(w); /* the last frame or a failure may end it */
     q->sending_more = 1;
-    for (int distance = 1; distance < n && result == RC_OK && w->env != NULL; distance++) {
+    for (int distance = 1; distance < n && result == RC_OK; distance++) {
         int peer = (rank + distance) % n;
         if (contribution_may_leave(w, peer)) {
             q->to[peer].ahead++;
@@ -234,7 +233,6 @@ rc_result quantised_send_more(rc_work *w)
         }
     }
     q->sending_more = 0;
-    work_release(w);
     return result;
 }
 

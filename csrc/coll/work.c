@@ -372,7 +372,7 @@ rc_result work_start(rc_work *w, work_env *env)
     keep_begin(w);
     RC_TRY(start_frames(w));
     /* Every rank begins with another receiver, the next rank, so that no switch port sees many
-     * senders at once. A failure here may end the work. */
+     * senders at once. */
     for (int distance = 1; distance < env->world_size; distance++)
         link_pump(env->links[(env->rank + distance) % env->world_size]);
     return RC_OK;
@@ -470,7 +470,7 @@ rc_result work_send_result(rc_work *w, uint32_t segment, const uint8_t *payload,
     work_env *env = w->env;
     int n = env->world_size;
     rc_result result = RC_OK;
-    for (int distance = 1; distance < n && result == RC_OK && w->env != NULL; distance++) {
+    for (int distance = 1; distance < n && result == RC_OK; distance++) {
         uint32_t chunk = plan_result_chunk(&w->plan, (env->rank + distance) % n);
         pool_buffer *shared = buffer != NULL ? pool_share(buffer) : NULL;
         result = work_send_bytes(w, chunk, segment, 0, payload, bytes, shared);
@@ -514,10 +514,10 @@ rc_result work_end(rc_work *w, const frame_header *h, rx_place *place)
 
 rc_result work_send_more(rc_work *w)
 {
-    return w->quantised != NULL && w->env != NULL ? quantised_send_more(w) : RC_OK;
+    return w->quantised != NULL ? quantised_send_more(w) : RC_OK;
 }
 
 int work_can_send_more(const rc_work *w)
 {
-    return w->quantised != NULL && w->env != NULL && quantised_can_send_more(w);
+    return w->quantised != NULL && quantised_can_send_more(w);
 }

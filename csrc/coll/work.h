@@ -174,8 +174,7 @@ void work_note_sent(rc_work *w, int rail, const frame_header *h);
 out_frame *work_frame(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step);
 const uint8_t *work_src(const rc_work *w, uint32_t chunk, uint32_t segment);
 uint8_t *work_dst(const rc_work *w, uint32_t chunk, uint32_t segment);
-/* Sends a segment's payload. Takes over the buffer that it lies in (or NULL). The last frame or a
- * failure may end the work; then its env is NULL. */
+/* Sends a segment's payload. Takes over the buffer that it lies in (or NULL). */
 rc_result work_send(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step,
                     const uint8_t *payload, pool_buffer *buffer);
 /* Sends so many bytes, else as work_send: for codecs whose payloads may be shorter than

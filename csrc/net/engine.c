@@ -46,8 +46,18 @@ void engine_lock(rc_engine *e)
     came_in(e);
 }
 
+void engine_settle(rc_engine *e)
+{
+    if (!e->unsettled)
+        return;
+    e->unsettled = 0;
+    for (engine_member *member = e->members; member != NULL; member = member->next)
+        member->settle(member);
+}
+
 void engine_unlock(rc_engine *e)
 {
+    engine_settle(e);
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -409,6 +419,7 @@ static int drive_once(rc_engine *e, enum engine_driver driver, uint64_t until, u
     int more = pump_members(e);
     uint64_t now = clock_ns();
     uint64_t due = run_timers(e, now);
+    engine_settle(e);
     polled_members polled = polled_list(e);
     e->driver = driver;
     e->sleep_until = due < until ? due : until;
@@ -437,6 +448,7 @@ static int drive_once(rc_engine *e, enum engine_driver driver, uint64_t until, u
     }
     sender_settle(e->sender);
     pump_members(e);
+    engine_settle(e);
     yield_to_callers(e);
     e->driver = ENGINE_REST;
     e->yielding = 0;

@@ -19,6 +19,8 @@
  * one (sender.h). The engine knows descriptors and members, not what they mean.
  *
  * Invariants. Handlers run under the lock and never wait; a source that was removed gets no calls.
+ * What handlers find to be over lives on until they have returned: it is ended by `settle`, and
+ * nothing waits for that while the lock is free.
  * A descriptor number that is another file's by now, because somebody else in the process has
  * closed the source's, is never closed. Where the epoll set is lost that way (pollset.h) the driver
  * runs without it, from timer to timer: the members find out (engine_is_whole) and fail.
@@ -63,6 +65,7 @@ typedef struct engine_member {
     /* Without the lock: returns 1 if pump could advance; says whether peers shall ring. */
     int (*can_advance)(const struct engine_member *member);
     void (*set_wakeup_wanted)(struct engine_member *member, int wanted);
+    void (*settle)(struct engine_member *member); /* ends what its handlers have found over */
     struct engine_member *next, *prev;
 } engine_member;
 
@@ -85,6 +88,7 @@ struct rc_engine {
     enum engine_driver { ENGINE_REST, ENGINE_WAITER, ENGINE_PROGRESS } driver; /* right now */
     atomic_int sleeping; /* the driver is inside epoll_wait, without the lock */
     int news;            /* a work finished since the driver last looked */
+    int unsettled;       /* some member is to be settled */
     int yielding;        /* the progress thread was asked to step aside */
     int waiters;         /* threads inside engine_drive */
     int active;          /* works in flight; kept by the members */
@@ -121,8 +125,16 @@ struct rc_engine {
 void engine_retain(rc_engine *e);
 void engine_release(rc_engine *e);
 
+/* Take the lock, and let go of it once all is settled. */
 void engine_lock(rc_engine *e);
 void engine_unlock(rc_engine *e);
+/* Has the members settled once the handlers that run have returned. Under the lock. */
+static inline void engine_settle_later(rc_engine *e)
+{
+    e->unsettled = 1;
+}
+/* Settles the members now, if one is to be; not from a handler. Under the lock. */
+void engine_settle(rc_engine *e);
 
 /* Add a source, and change its events (EPOLLIN, EPOLLOUT). Under the lock. */
 rc_result engine_add(rc_engine *e, engine_source *source, uint32_t events, rc_error *error);
