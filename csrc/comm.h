@@ -230,7 +230,7 @@ uint64_t comm_check_peers(rc_comm *c, uint64_t now);
 /* Returns 1 if the lane is still monitored. */
 static inline int comm_monitors_lane(const lane *l)
 {
-    return l->source.fd >= 0 && !l->goodbye && !l->health.lost;
+    return l->state == LANE_OPEN && !l->health.lost;
 }
 /* Returns 1 if the lane is lost, or may well be: nobody should wait for what it has sent. */
 int comm_lane_may_be_dead(const rc_comm *c, const lane *l);

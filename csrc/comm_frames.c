@@ -178,7 +178,7 @@ static rc_result end_call(rc_comm *c, peer_link *ln, const frame_header *h)
 static rc_result end_goodbye(rc_comm *c, lane *l, const frame_header *h)
 {
     peer_link *ln = l->link;
-    l->goodbye = 1;
+    lane_move(l, LANE_LEFT);
     ln->left_at = h->seq;
     if (++ln->goodbyes == ln->lane_count)
         comm_check_left(c, ln);
@@ -290,7 +290,7 @@ static void dead(lane *l)
 {
     rc_comm *c = comm_of(l);
     comm_check_closed(c);
-    if (l->goodbye || c->state != COMM_RUNNING) {
+    if (l->state == LANE_LEFT || c->state != COMM_RUNNING) {
         lane_close(l);
         return;
     }

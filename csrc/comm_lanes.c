@@ -268,7 +268,7 @@ static void beat(rc_comm *c, peer_link *ln, uint64_t now)
         if (now - l->last_rx >= comm_tick_interval(c))
             lane_stir(l);
         int is_left = atomic_load(&l->out.sent_bytes) >= l->beat_end; /* the last heartbeat */
-        if (l->source.fd >= 0 && is_left && !l->goodbye &&
+        if (l->state == LANE_OPEN && is_left &&
             now - l->out.last_tx >= c->config.heartbeat_ms * CLOCK_MS &&
             comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, 0, i))
             l->beat_end = l->pushed;

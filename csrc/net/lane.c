@@ -137,7 +137,7 @@ static void settle_outbox(outbox *box, int returned)
         close_tx(ln);
     else
         give_frames_back(ln);
-    if (ln->source.fd >= 0 && !ln->discards_rx)
+    if (ln->source.fd >= 0 && ln->state != LANE_DETACHED)
         ln->handler->room(ln);
 }
 
@@ -423,14 +423,14 @@ static void socket_ready(engine_source *source, uint32_t events)
     if ((events & EPOLLOUT) && !ln->owned_by_sender) {
         flush(ln);
         if (ln->source.fd >= 0 && !ln->owned_by_sender && ln->out.list.head == NULL &&
-            !ln->discards_rx)
+            ln->state != LANE_DETACHED)
             ln->handler->room(ln);
     }
     if (ln->source.fd < 0)
         return;
     if (!(events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
         return;
-    if (ln->discards_rx)
+    if (ln->state == LANE_DETACHED)
         discard(ln);
     else
         receive(ln);
@@ -440,10 +440,10 @@ static int poll_socket(engine_source *source)
 {
     lane *ln = (lane *)source;
     uint64_t before = ln->received_bytes;
-    if (ln->discards_rx)
+    if (ln->state == LANE_DETACHED)
         return 0;
     receive(ln);
-    return ln->received_bytes != before || ln->source.fd < 0 || ln->discards_rx;
+    return ln->received_bytes != before || ln->source.fd < 0;
 }
 
 /* ---- life ---- */
@@ -463,8 +463,10 @@ rc_result lane_open(lane *ln, int fd, uint32_t max_length, uint32_t epoch)
         engine_add(ln->engine, &ln->source, EPOLLIN, &ln->error) != RC_OK) {
         close(fd);
         ln->source.fd = -1;
+        lane_move(ln, LANE_CLOSED);
         return error_set(&ln->error, RC_SYSTEM, "lane_open: not a usable socket (errno %d)", errno);
     }
+    lane_move(ln, LANE_OPEN);
     return RC_OK;
 }
 
@@ -499,7 +501,7 @@ void lane_detach(lane *ln)
     out_frame *rest = half_sent ? copy_rest(ln, head) : NULL;
     drop_unsent(ln, rest);
     lane_stir(ln);
-    ln->discards_rx = 1;
+    lane_move(ln, LANE_DETACHED);
     watch_socket(ln, rest != NULL);
     if (half_sent && rest == NULL)
         lane_close(ln); /* no memory: a stream cut within a frame can only be closed */
@@ -511,4 +513,6 @@ void lane_close(lane *ln)
     give_frames_back(ln);
     drop_unsent(ln, NULL);
     engine_remove(ln->engine, &ln->source);
+    if (ln->state != LANE_CLOSED)
+        lane_move(ln, LANE_CLOSED);
 }

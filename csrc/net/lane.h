@@ -28,6 +28,18 @@ enum { LANE_RBUF_BYTES = 8192, LANE_END_BYTES = 88 };
 
 typedef struct lane lane;
 
+/* States of a lane; lane_moves has what may follow what. */
+typedef enum lane_state {
+    LANE_NEW,
+    LANE_OPEN,
+    LANE_LEFT,     /* the peer has sent its last frame here */
+    LANE_DETACHED, /* arrivals are thrown away (lane_detach) */
+    LANE_CLOSED
+} lane_state;
+
+/* The states that may follow each, as bits. */
+extern const unsigned lane_moves[];
+
 /* Memory in which a payload is received. */
 typedef struct rx_place {
     uint8_t *data;       /* header.length bytes */
@@ -69,7 +81,8 @@ struct lane {
     const lane_handler *handler;
     void *link;
     int rail;
-    int index; /* on its link */
+    int index;        /* on its link */
+    lane_state state; /* set by lane_move alone */
     int peer;
     lane_path path;
     lane_health health;
@@ -86,11 +99,9 @@ struct lane {
     size_t rbuf_start, rbuf_end;
     uint32_t epoch, max_length;
     int in_payload;
-    int low_water;   /* bytes that must have come before the driver wakes */
-    int is_fast;     /* the last bytes came at a fast port's speed */
-    int discards_rx; /* arrivals are thrown away (lane_detach) */
-    int tx_closed;   /* nothing can be sent any more; arrivals may still end in a goodbye */
-    int goodbye;     /* the peer has sent its last frame here */
+    int low_water; /* bytes that must have come before the driver wakes */
+    int is_fast;   /* the last bytes came at a fast port's speed */
+    int tx_closed; /* nothing can be sent any more; arrivals may still end in a goodbye */
     frame_header rx;
     uint32_t rx_crc; /* of the payload */
     uint32_t rx_have;
@@ -110,6 +121,8 @@ struct lane {
     int backlog; /* unsent bytes that the kernel may hold; 0: no limit */
 };
 
+/* Enters another state. */
+void lane_move(lane *ln, lane_state to);
 /* Takes over fd and watches it. On failure fd is closed. */
 rc_result lane_open(lane *ln, int fd, uint32_t max_length, uint32_t epoch);
 /* Prepares a lane of a link of several: measures arrivals, and asks the kernel to take only as much

@@ -1,5 +1,5 @@
-/* moves.c - every move of a communicator or a work of the simulated core, which `ld --wrap` leads
- * here: one that its table does not have ends the program, and so the seed.
+/* moves.c - every move of a communicator, a work or a lane of the simulated core, which `ld --wrap`
+ * leads here: one that its table does not have ends the program, and so the seed.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,4 +28,12 @@ void __wrap_work_move(rc_work *w, work_state to)
 {
     check_move("work", work_moves, w->state, to);
     __real_work_move(w, to);
+}
+
+void __real_lane_move(lane *ln, lane_state to);
+void __wrap_lane_move(lane *ln, lane_state to);
+void __wrap_lane_move(lane *ln, lane_state to)
+{
+    check_move("lane", lane_moves, ln->state, to);
+    __real_lane_move(ln, to);
 }
