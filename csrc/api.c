@@ -11,7 +11,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "comm.h"
+#include "comm/comm.h"
 
 #ifndef RINGCOMM_VERSION
 #define RINGCOMM_VERSION "unknown"

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "comm.h"
+#include "comm/comm.h"
 
 static int is_forked(const rc_engine *engine)
 {

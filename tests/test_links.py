@@ -154,13 +154,13 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
 
 def test_a_name_that_is_nowhere_is_found() -> None:
     nowhere = "COMM_" + "NEVER"
-    text = f"`comm.c` `comm_free()` `comm_fre()` `net/lain.c` `comm_free()` {nowhere} [x](y.md)"
+    text = f"`api.c` `rc_check()` `rc_chec()` `net/lain.c` `rc_check()` {nowhere} [x](y.md)"
     assert list(_references(text + " `core/work.py` `Work.wait()` `Werk.wait()` `Work._held`")) == [
-        ("comm.c", None),
-        ("comm_free", None),
-        ("comm_fre", "not defined in the file before it"),
+        ("api.c", None),
+        ("rc_check", None),
+        ("rc_chec", "not defined in the file before it"),
         ("net/lain.c", "no such file"),
-        ("comm_free", "not defined in the file before it"),
+        ("rc_check", "not defined in the file before it"),
         (nowhere, "nowhere in the sources"),
         ("core/work.py", None),
         ("Work.wait", None),

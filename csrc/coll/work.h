@@ -58,8 +58,8 @@ struct quantised; /* the state of quantised.c */
 /* States of a work; work_moves has what may follow what. */
 typedef enum work_state {
     WORK_SUBMITTED, /* in the communicator's inbox */
-    WORK_UNMATCHED, /* a receive that has no number yet (comm_match.c) */
-    WORK_IN_LINE,   /* behind one that is entering shared memory (comm_shared.c) */
+    WORK_UNMATCHED, /* a receive that has no number yet (comm/match.c) */
+    WORK_IN_LINE,   /* behind one that is entering shared memory (comm/memory.c) */
     WORK_IN_MEMORY, /* in shared memory */
     WORK_ON_LINKS,  /* among hosts in shared memory, too */
     WORK_ENDING,    /* complete, or ended by a failure: comm_settle is next */
@@ -72,9 +72,9 @@ extern const unsigned work_moves[];
 struct rc_work {
     engine_done done_entry;      /* must be first: rc_engine_take_done returns it */
     struct rc_work *next, *prev; /* in the communicator's list of active works */
-    keyed_entry by_name;         /* in `index`, a table of the communicator's (comm_active.c) */
+    keyed_entry by_name;         /* in `index`, a table of the communicator's (comm/active.c) */
     keyed_queues *index;
-    list_node unannounced, runnable; /* in lists of the communicator's (comm_announce.c, comm.c) */
+    list_node unannounced, runnable; /* in lists of the communicator's (comm/) */
     rc_engine *engine;
     work_env *env;    /* valid while active */
     work_state state; /* set by work_move alone */
@@ -82,7 +82,7 @@ struct rc_work {
     uint64_t seq;
     uint64_t fingerprint;
     uint16_t flags;    /* of its frames: 0 or FRAME_P2P */
-    int matched_later; /* a receive that has no number until it is matched (comm_match.c) */
+    int matched_later; /* a receive that has no number until it is matched (comm/match.c) */
     plan plan;
     codec codec;
     uint64_t receives_left, sends_left;

@@ -62,7 +62,7 @@ typedef struct lane_path {
     char here[LANE_END_BYTES], there[LANE_END_BYTES]; /* "eth1 10.8.0.1 on node0"; "": not known */
 } lane_path;
 
-/* Health of a lane, as its communicator judges it (comm_lanes.c). Times in ns. */
+/* Health of a lane, as its communicator judges it (comm/lanes.c). Times in ns. */
 typedef struct lane_health {
     uint64_t heard;              /* last_rx when it was looked at last */
     uint64_t silent;             /* time without arrivals while the peer lived */

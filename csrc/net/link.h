@@ -61,13 +61,13 @@ typedef struct peer_link {
     uint32_t consumed_reported; /* value last sent to the peer */
     uint64_t early_bytes;       /* bytes of data frames kept here for collectives not yet called */
     keyed_queues early[2]; /* these frames, and announced calls, by seq: of collectives, of sends
-                              (comm_unexpected.c) */
-    keyed_queues receives; /* receives in flight from this peer, by name (comm_active.c) */
-    list unannounced;      /* receives not announced to the peer yet (comm_announce.c) */
+                              (comm/unexpected.c) */
+    keyed_queues receives; /* receives in flight from this peer, by name (comm/active.c) */
+    list unannounced;      /* receives not announced to the peer yet (comm/announce.c) */
     int announce_pending;  /* an announcement is due, and could not be sent */
 
     tag_table numbers;       /* of sends and receives to and from this peer; under the inbox lock */
-    uint64_t last_alive_ns;  /* of the last sign of life seen (comm_lanes.c) */
+    uint64_t last_alive_ns;  /* of the last sign of life seen (comm/lanes.c) */
     uint64_t alive_since_ns; /* since when signs of life came without a long pause */
     int goodbyes;            /* lanes on which the peer said goodbye */
     uint64_t left_at;        /* its seq in the last goodbye: it calls no later collective */

@@ -37,7 +37,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-#include "../comm.h"
+#include "../comm/comm.h"
 #include "../cuda/device.h"
 
 /* Faults that tests plant, to see that they are noticed. Only in builds for tests. */

@@ -6,7 +6,7 @@
 #include <time.h>
 
 #include "../../csrc/base/clock.h"
-#include "../../csrc/comm.h"
+#include "../../csrc/comm/comm.h"
 #include "vector.h"
 #include "world.h"
 

@@ -1,7 +1,7 @@
 /* test_comm_shared_ends.c - communicators whose ranks share memory, and what goes wrong: deadlines,
  * calls that differ, closes and aborts with works in flight, arguments that make no sense.
  */
-#include "../../csrc/comm.h"
+#include "../../csrc/comm/comm.h"
 #include "maps.h"
 #include "vector.h"
 #include "world.h"

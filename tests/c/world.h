@@ -11,7 +11,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "../../csrc/comm.h"
+#include "../../csrc/comm/comm.h"
+#include "../../csrc/comm/inside.h"
 #include "../../csrc/net/sender.h"
 #include "check.h"
 #include "fds.h"

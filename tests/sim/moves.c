@@ -4,7 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "../../csrc/comm.h"
+#include "../../csrc/comm/comm.h"
+#include "../../csrc/comm/inside.h"
 
 static void check_move(const char *what, const unsigned *moves, unsigned from, unsigned to)
 {

@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "../../csrc/comm.h"
+#include "../../csrc/comm/comm.h"
 #include "ledger.h"
 #include "packed.h"
 
@@ -573,7 +573,7 @@ static void doze(world *w, int process, int dozes)
         if (c == NULL || w->group[i].is->hosts == 0)
             continue;
         region_doze(&c->shared.region, dozes && c->member.expects);
-        if (dozes && c->member.expects && comm_shared_can_advance(&c->member))
+        if (dozes && c->member.expects && c->member.can_advance(&c->member))
             want_turn(w, process, os_now());
     }
 }

@@ -1,5 +1,5 @@
-/* comm_unexpected.c - frames that come before their collective or receive has been called here. See
- * comm.h.
+/* unexpected.c - frames that come before their collective or receive has been called here. See
+ * inside.h.
  *
  * Data frames, as far as the peer's credit goes, and announced calls are copied and kept, for each
  * peer and kind (collectives, sends), in queues found by seq. So neither keeping nor finding one
@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
-#include "comm.h"
+#include "../base/error.h"
+#include "inside.h"
 
 typedef struct early_frame {
     keyed_entry of_seq; /* must be first */
@@ -38,7 +38,7 @@ rc_result comm_unexpected_keep(rc_comm *c, peer_link *ln, const frame_header *h,
                                const uint8_t *payload)
 {
     int is_call = h->type == FRAME_CALL;
-    const rc_work *waiting = comm_active_find(c, h, ln->peer); /* to go on links (comm_shared.c) */
+    const rc_work *waiting = comm_active_find(c, h, ln->peer); /* to go on links (memory.c) */
     if (waiting != NULL)
         RC_TRY(comm_check_work(c, waiting, h, ln->peer));
     if (is_call && c->early_calls >= COMM_MAX_EARLY_CALLS)
@@ -68,7 +68,7 @@ static rc_result replay_link(rc_comm *c, rc_work *w, peer_link *ln)
     while (result == RC_OK && mine &&
            (early = (early_frame *)keyed_pop(&ln->early[is_send], w->seq)) != NULL) {
         c->early_calls -= early->header.type == FRAME_CALL;
-        result = comm_deliver_early(c, w, ln, &early->header, early->payload);
+        result = comm_deliver(c, w, ln, &early->header, early->payload);
         free(early);
     }
     return result;

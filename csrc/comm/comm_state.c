@@ -1,6 +1,6 @@
 /* comm_state.c - the states of a communicator: see comm.h. In a file of its own, so that the
  * simulation sees every move (tests/sim). */
-#include "comm.h"
+#include "inside.h"
 
 const unsigned comm_moves[] = {
     [COMM_NEW] = 1 << COMM_RUNNING | 1 << COMM_CLOSED,

@@ -1,227 +1,14 @@
-/* comm.c - life of a communicator, submission of works. See comm.h. */
-#include "comm.h"
-
+/* life.c - the life of a communicator, from its lanes to the goodbye. See inside.h. */
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/error.h"
+#include "../base/clock.h"
+#include "../base/error.h"
+#include "inside.h"
 
 enum { BUFFERS_KEPT = 64, BYTES_KEPT = 32 << 20 };
 
-/* ---- works ---- */
-
-void comm_send_more(rc_comm *c, rc_work *w)
-{
-    if (c->state != COMM_RUNNING)
-        return;
-    if (work_send_more(w) != RC_OK)
-        comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for a frame");
-    if (work_can_send_more(w))
-        engine_pump_later(c->engine, &c->member);
-    comm_finish_complete(c, w);
-}
-
-static rc_work *first_that(const rc_comm *c, int (*does)(const rc_work *w))
-{
-    const list_node *node = c->runnable.head;
-    while (node != NULL && !does(LIST_ENTRY(node, rc_work, runnable)))
-        node = node->next;
-    return LIST_ENTRY(node, rc_work, runnable);
-}
-
-/* Advances shared memory, one work that sends bit by bit, and one copy: between two steps of a
- * work, others get their turn. */
-static int pump_works(engine_member *member)
-{
-    rc_comm *c = (rc_comm *)member;
-    int busy = comm_pump_shared(member);
-    rc_work *w = first_that(c, work_can_send_more);
-    if (w != NULL)
-        comm_send_more(c, w);
-    if ((w = first_that(c, keep_is_left)) != NULL) {
-        keep_some(w);
-        comm_finish_complete(c, w);
-    }
-    int more = w != NULL || first_that(c, work_can_send_more) != NULL;
-    c->member.pumped |= more;
-    return busy || more;
-}
-
-/* Returns 1 if the work needs calls of a peer that has left, which calls nothing any more. What it
- * sent before it left has come. */
-static int needs(const rc_comm *c, const rc_work *w, const peer_link *ln)
-{
-    if (w->state == WORK_UNMATCHED)
-        return comm_has_no_source(c, w);
-    if (w->call.collective == RC_RECV)
-        return w->call.root == ln->peer && w->receives_left > 0;
-    if (w->flags & FRAME_P2P)
-        return w->call.root == ln->peer;
-    return w->seq >= ln->left_at;
-}
-
-static void check_work_left(rc_comm *c, const rc_work *w, const peer_link *ln)
-{
-    if (ln->goodbyes == ln->lane_count && needs(c, w, ln))
-        comm_fail_text(c, RC_PEER_LOST, ln->peer, "rank %d has shut down without taking part in it",
-                       ln->peer);
-}
-
-static void check_left_for(rc_comm *c, const rc_work *w)
-{
-    for (int rank = 0; rank < c->env.world_size; rank++)
-        if (c->env.links[rank] != NULL)
-            check_work_left(c, w, c->env.links[rank]);
-}
-
-void comm_check_left(rc_comm *c, const peer_link *ln)
-{
-    for (const rc_work *w = c->active_head; w != NULL; w = w->next)
-        check_work_left(c, w, ln);
-}
-
-void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
-{
-    rc_result result = comm_note_call(c, w);
-    if (result == RC_OK)
-        result = work_start(w, env);
-    if (result != RC_OK) {
-        comm_fail_text(c, result, c->env.rank, "a collective could not start: %s",
-                       rc_result_name(result));
-        return;
-    }
-    if (w->state == WORK_ON_LINKS && (w->quantised != NULL || keep_is_left(w)))
-        list_append(&c->runnable, &w->runnable);
-    comm_announce(c, w, env); /* also if the work is over: others' calls must still match */
-    comm_unexpected_replay(c, w);
-    if (w->call.collective == RC_RECV)
-        check_work_left(c, w, c->env.links[w->call.root]);
-    comm_finish_complete(c, w);
-    if (work_can_send_more(w) || keep_is_left(w))
-        engine_pump_later(c->engine, &c->member);
-}
-
-static void start_unmatched(rc_comm *c, rc_work *w)
-{
-    work_move(w, WORK_UNMATCHED);
-    comm_match_receives(c, w->call.tag);
-    if (w->state == WORK_UNMATCHED)
-        check_left_for(c, w);
-}
-
-static void start_work(rc_comm *c, rc_work *w)
-{
-    if (c->state != COMM_RUNNING || c->leaving) {
-        comm_end(c, w, c->error.code);
-        return;
-    }
-    comm_active_add(c, w);
-    engine_schedule(c->engine, &c->member, w->deadline);
-    if (w->matched_later) {
-        start_unmatched(c, w);
-        return;
-    }
-    check_left_for(c, w);
-    if (!comm_start_shared(c, w))
-        comm_start_on_links(c, w, &c->env);
-}
-
-static void drain(engine_member *member)
-{
-    rc_comm *c = (rc_comm *)member;
-    pthread_mutex_lock(&c->engine->inbox_lock);
-    rc_work *list = c->inbox_head;
-    c->inbox_head = c->inbox_tail = NULL;
-    pthread_mutex_unlock(&c->engine->inbox_lock);
-    while (list != NULL) {
-        rc_work *w = list;
-        list = w->next;
-        start_work(c, w);
-    }
-}
-
-static rc_result number(rc_comm *c, rc_work *w)
-{
-    if (w->flags & FRAME_P2P)
-        return comm_number(c, w);
-    w->seq = c->next_seq++;
-    return RC_OK;
-}
-
-rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out)
-{
-    rc_work *w = work_create(c->engine, call, c->config.spin_us);
-    if (w == NULL)
-        return RC_NO_MEMORY;
-    if (call->feedback != NULL && !quantised_takes(call, c->env.world_size) &&
-        work_add_residual(w, c->env.contributors) != RC_OK) {
-        work_release(w);
-        work_release(w);
-        return RC_NO_MEMORY;
-    }
-    pthread_mutex_lock(&c->engine->inbox_lock);
-    if (number(c, w) != RC_OK) {
-        pthread_mutex_unlock(&c->engine->inbox_lock);
-        work_release(w); /* the communicator's reference, and the caller's */
-        work_release(w);
-        return RC_NO_MEMORY;
-    }
-    w->next = NULL;
-    if (c->inbox_tail != NULL)
-        c->inbox_tail->next = w;
-    else
-        c->inbox_head = w;
-    c->inbox_tail = w;
-    *out = w;
-    pthread_mutex_unlock(&c->engine->inbox_lock);
-    engine_submit(c->engine, call->waits);
-    return RC_OK;
-}
-
-/* ---- control frames ---- */
-
-/* Returns the rate that a heartbeat reports for its lane: that of arrivals, in kB/s. */
-static uint32_t told_rate(lane *l)
-{
-    double rate = l->arrivals.rate * 1e6;
-    l->arrivals.news = 0;
-    l->rate_reported = l->arrivals.rate;
-    l->rate_reported_at = clock_ns();
-    return rate < (double)UINT32_MAX ? (uint32_t)rate : UINT32_MAX;
-}
-
-int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
-                      uint64_t fingerprint, uint16_t flags, int lane)
-{
-    if (c->leaving && type != FRAME_ABORT)
-        return 0; /* nothing follows the goodbye */
-    uint8_t text[FRAME_TEXT_BYTES];
-    uint32_t length =
-        type == FRAME_ABORT ? frame_abort_encode(text, &c->error, c->error_origin) : 0;
-    out_frame *frame = calloc(1, sizeof *frame + length);
-    if (frame == NULL)
-        return 0; /* each kind is repeated: a receive's call by comm_announce_again, others by a
-                     later one, or by the closed connection */
-    memcpy(frame->text, text, length);
-    frame->payload = frame->text;
-    frame->header = (frame_header){.type = (uint8_t)type,
-                                   .flags = flags,
-                                   .epoch = c->config.epoch,
-                                   .seq = seq,
-                                   .fingerprint = fingerprint,
-                                   .length = length};
-    if (type == FRAME_HEARTBEAT && lane >= 0)
-        frame->header.chunk = told_rate(ln->lanes[lane]);
-    if (type == FRAME_ABORT && c->error.rail >= 0 && c->error.lane >= 0) {
-        frame->header.chunk = (uint32_t)c->error.rail + 1;
-        frame->header.segment = (uint32_t)c->error.lane;
-    }
-    return link_control(ln, frame, lane);
-}
-
-/* ---- life ---- */
+/* ---- making one ---- */
 
 static rc_result make_links(rc_comm *c)
 {
@@ -278,9 +65,9 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
         return RC_NO_MEMORY;
     c->engine = engine;
     c->config = *config;
-    c->member = (engine_member){.drain = drain,
+    c->member = (engine_member){.drain = comm_drain,
                                 .tick = comm_tick,
-                                .pump = pump_works,
+                                .pump = comm_pump,
                                 .can_advance = comm_shared_can_advance,
                                 .set_wakeup_wanted = comm_shared_set_wakeup_wanted,
                                 .settle = comm_settle};
@@ -309,6 +96,36 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
     engine_unlock(engine);
     *out = c;
     return RC_OK;
+}
+
+rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per_s)
+{
+    lane *l = calloc(1, sizeof *l);
+    peer_link *ln = &c->link_storage[peer];
+    if (l == NULL || ln->lane_count == LINK_MAX_LANES) {
+        free(l);
+        close(fd);
+        return l == NULL ? RC_NO_MEMORY : RC_INVALID_ARGUMENT;
+    }
+    l->engine = c->engine;
+    l->handler = &comm_lane_handler;
+    l->link = ln;
+    l->rail = rail;
+    l->index = ln->lane_count;
+    l->peer = peer;
+    l->rate = bytes_per_s * 1e-9;
+    l->source.fd = fd;
+    l->source.events = 0;
+    ln->lanes[ln->lane_count++] = l;
+    return RC_OK;
+}
+
+void comm_name_rail(rc_comm *c, int peer, int rail, const lane_path *path)
+{
+    const peer_link *ln = &c->link_storage[peer];
+    for (int i = 0; i < ln->lane_count; i++)
+        if (ln->lanes[i]->rail == rail)
+            ln->lanes[i]->path = *path;
 }
 
 static rc_result open_lane(rc_comm *c, const peer_link *ln, lane *l)
@@ -344,6 +161,8 @@ rc_result comm_start(rc_comm *c)
     engine_unlock(c->engine);
     return result;
 }
+
+/* ---- leaving ---- */
 
 void comm_abort(rc_comm *c, const char *reason)
 {
@@ -396,7 +215,7 @@ static void close_comm(rc_comm *c)
 static rc_result leave_group(rc_comm *c, int timeout_ms)
 {
     enum { LOOK_EVERY_MS = 1 };
-    drain(&c->member);
+    comm_drain(&c->member);
     if (c->active_head != NULL)
         comm_fail_text(c, RC_ABORTED, c->env.rank,
                        "rank %d closed its communicator with collectives in flight", c->env.rank);
@@ -435,7 +254,7 @@ void comm_free(rc_comm *c)
     comm_fail_text(c, RC_ABORTED, c->env.rank, "rank %d freed its communicator", c->env.rank);
     engine_settle(c->engine);
     close_comm(c);
-    drain(&c->member);
+    comm_drain(&c->member);
     engine_settle(c->engine);
     engine_leave(c->engine, &c->member);
     engine_quiesce(c->engine);

@@ -1,4 +1,4 @@
-/* comm_shared.c - works that go through the memory of one host. See comm.h and coll/shared.h.
+/* memory.c - works that go through the memory of one host. See inside.h and coll/shared.h.
  *
  * On one host, all-reduces and broadcasts go through memory and all other calls over links, side by
  * side. Among hosts, an all-reduce is on links only after it has been through memory; until then it
@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "base/error.h"
-#include "comm.h"
+#include "../base/error.h"
+#include "inside.h"
 
 /* Most laps of a brief work, which is over before a rank has slept and woken often enough to
  * matter. In longer ones, where ranks outnumber cores, a rank that polls takes time from those that

@@ -1,4 +1,4 @@
-/* comm_match.c - matching of receives and sends. See comm.h.
+/* match.c - matching of receives and sends. See inside.h.
  *
  * The n-th receive of a tag from a rank takes the n-th send of that tag by it, so most receives
  * know their send when they are submitted. A receive from any source does not: it takes the next
@@ -7,7 +7,7 @@
  * numbered under the engine's lock, those of each tag in the order in which they were called, and
  * started then. So the first unmatched one of a tag is always from any source, and waits for a
  * send. */
-#include "comm.h"
+#include "inside.h"
 
 /* Gives a send or receive the next number of its tag. Under the inbox lock. */
 static rc_result take_number(rc_comm *c, rc_work *w, int peer)
@@ -82,7 +82,7 @@ void comm_match_receives(rc_comm *c, uint32_t tag)
 int comm_match(rc_comm *c, peer_link *ln, const frame_header *h)
 {
     uint32_t tag = tags_tag(h->seq);
-    if (!(h->flags & FRAME_P2P) || c->unnumbered == 0 || h->seq != next_name(c, ln, tag))
+    if (!comm_is_p2p(h) || c->unnumbered == 0 || h->seq != next_name(c, ln, tag))
         return 0;
     rc_work *w = comm_active_first_unmatched(c, tag);
     if (w == NULL)
@@ -90,15 +90,4 @@ int comm_match(rc_comm *c, peer_link *ln, const frame_header *h)
     start_from(c, w, ln->peer);
     comm_match_receives(c, tag);
     return w->seq == h->seq;
-}
-
-int comm_has_no_source(const rc_comm *c, const rc_work *w)
-{
-    for (int rank = 0; rank < c->env.world_size; rank++) {
-        const peer_link *ln = c->env.links[rank];
-        int may_send = w->call.root == RC_ANY_SOURCE || w->call.root == rank;
-        if (ln != NULL && may_send && ln->goodbyes < ln->lane_count)
-            return 0;
-    }
-    return 1;
 }

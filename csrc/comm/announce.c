@@ -1,4 +1,4 @@
-/* comm_announce.c - announcements of calls to peers. See comm.h.
+/* announce.c - announcements of calls to peers. See inside.h.
  *
  * Data shows that its collective has been called, and heartbeats report all collectives. Beyond
  * that a call is announced to a peer that would wait, or hold back data, or miss that the calls
@@ -6,15 +6,9 @@
  * stands in a list of the link. A call frame that is dropped for want of memory is sent again with
  * the next tick, as nothing else would replace it.
  */
-#include "comm.h"
+#include "inside.h"
 
 /* ---- receives that the peer does not know of ---- */
-
-void comm_announce_forget(rc_comm *c, rc_work *w)
-{
-    if (w->unannounced.is_in)
-        list_remove(&c->env.links[w->call.root]->unannounced, &w->unannounced);
-}
 
 static int tell(rc_comm *c, peer_link *ln, const rc_work *w)
 {
@@ -38,7 +32,7 @@ static void tell_receives(rc_comm *c, peer_link *ln)
             ln->announce_pending = 1;
             return;
         }
-        comm_announce_forget(c, w);
+        list_remove(&ln->unannounced, &w->unannounced);
     }
 }
 

@@ -1,9 +1,9 @@
-/* comm_timers.c - deadlines of works, and the release of idle memory. See comm.h. */
+/* timers.c - deadlines of works, and the release of idle memory. See inside.h. */
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
-#include "comm.h"
+#include "../base/clock.h"
+#include "inside.h"
 
 /* Writes "2, 3", the peers that have not called collective seq ("" if all have), and returns the
  * first of them, or -1. */
@@ -83,7 +83,8 @@ uint64_t comm_tick(engine_member *member, uint64_t now)
         return ENGINE_NEVER;
     trim(c, now);
     comm_check_closed(c);
-    uint64_t judged = comm_check_peers(c, now);
+    uint64_t judged = comm_check_ports(c, now);
+    comm_check_peers(c, now);
     uint64_t next = check_deadlines(c, now);
     uint64_t beat_at = now + comm_tick_interval(c);
     next = next < judged ? next : judged;

@@ -1,5 +1,4 @@
-/* comm_lanes.c - lanes, and the check that each of them and each peer lives: heartbeats, silence,
- * lost ports. See comm.h.
+/* lanes.c - the check that each lane and each peer lives: heartbeats and silence. See inside.h.
  *
  * A peer from which nothing comes on any lane is lost as a whole: its process is stopped, or its
  * host or network is down. Each lane is judged by itself as well, only by time in which its peer
@@ -8,7 +7,7 @@
  *   silent   nothing came on the lane while something came on others
  *   stuck    something is in flight on it, and no acknowledgement moved meanwhile: what is sent
  *            does not get through, though what the peer sends may
- *   cut      the kernel says that its port here is lost (comm_ports.c)
+ *   cut      the kernel says that its port here is lost (port_watch.c)
  *
  * Invariant. After a pause of the peer, or of this process, a lane has a heartbeat's time to show
  * that it lives, too.
@@ -18,9 +17,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/error.h"
-#include "comm.h"
+#include "../base/clock.h"
+#include "../base/error.h"
+#include "inside.h"
 
 enum {
     RECENT_S = 10, /* span of "lately" in reports: so many seconds, or half */
@@ -32,38 +31,6 @@ enum {
 uint64_t comm_tick_interval(const rc_comm *c)
 {
     return c->config.heartbeat_ms * CLOCK_MS / 2;
-}
-
-/* ---- what lanes there are ---- */
-
-rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per_s)
-{
-    lane *l = calloc(1, sizeof *l);
-    peer_link *ln = &c->link_storage[peer];
-    if (l == NULL || ln->lane_count == LINK_MAX_LANES) {
-        free(l);
-        close(fd);
-        return l == NULL ? RC_NO_MEMORY : RC_INVALID_ARGUMENT;
-    }
-    l->engine = c->engine;
-    l->handler = &comm_lane_handler;
-    l->link = ln;
-    l->rail = rail;
-    l->index = ln->lane_count;
-    l->peer = peer;
-    l->rate = bytes_per_s * 1e-9;
-    l->source.fd = fd;
-    l->source.events = 0;
-    ln->lanes[ln->lane_count++] = l;
-    return RC_OK;
-}
-
-void comm_name_rail(rc_comm *c, int peer, int rail, const lane_path *path)
-{
-    const peer_link *ln = &c->link_storage[peer];
-    for (int i = 0; i < ln->lane_count; i++)
-        if (ln->lanes[i]->rail == rail)
-            ln->lanes[i]->path = *path;
 }
 
 /* ---- names ---- */
@@ -306,18 +273,16 @@ static void check_peer(rc_comm *c, peer_link *ln, uint64_t now)
 
 /* ---- all of them, now and then ---- */
 
-uint64_t comm_check_peers(rc_comm *c, uint64_t now)
+void comm_check_peers(rc_comm *c, uint64_t now)
 {
     if (c->last_tick != 0 && now - c->last_tick > c->config.peer_timeout_ms * CLOCK_MS / 2)
         forgive(c, now);
     c->last_tick = now;
-    uint64_t next = comm_check_ports(c, now);
     for (int rank = 0; rank < c->env.world_size; rank++) {
         peer_link *ln = c->env.links[rank];
         if (ln != NULL && ln->goodbyes < ln->lane_count)
             check_peer(c, ln, now);
     }
-    return next;
 }
 
 /* ---- what a timeout says of them ---- */
@@ -356,4 +321,10 @@ const char *comm_list_unacked(const rc_comm *c, char *text, size_t size)
             }
         }
     return text;
+}
+
+void comm_drop_half_received(rc_comm *c, lane *l)
+{
+    pool_return(c->env.buffers, l->rx_place.buffer);
+    l->rx_place = (rx_place){0};
 }

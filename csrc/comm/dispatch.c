@@ -1,100 +1,20 @@
-/* comm_frames.c - frames that arrive on the lanes of a communicator. See comm.h. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/error.h"
-#include "base/clock.h"
-#include "comm.h"
+/* dispatch.c - frames that arrive on the lanes, and what leaves there. See inside.h. */
+#include "../base/clock.h"
+#include "../base/error.h"
+#include "inside.h"
 
 static rc_comm *comm_of(const lane *ln)
 {
     return ((peer_link *)ln->link)->owner;
 }
 
-/* ---- which collective a frame belongs to ---- */
-
-static int is_p2p(const frame_header *h)
-{
-    return (h->flags & FRAME_P2P) != 0;
-}
-
 /* Returns 1 if the collective, or the receive, of this frame has been called here. */
 static int is_called_here(const rc_comm *c, const peer_link *ln, const frame_header *h)
 {
-    if (!is_p2p(h))
+    if (!comm_is_p2p(h))
         return h->seq < c->called;
     const tag_count *started = tags_find(&ln->started, tags_tag(h->seq));
     return started != NULL && tags_number(h->seq) < started->receives;
-}
-
-static rc_result fail_mismatch(rc_comm *c, const frame_header *h, int from, uint64_t ours)
-{
-    char here[FINGERPRINT_TEXT], there[FINGERPRINT_TEXT], what[40] = "collective";
-    const char *advice = is_p2p(h) ? "" : "; " FINGERPRINT_ADVICE;
-    uint64_t number = is_p2p(h) ? tags_number(h->seq) : h->seq;
-    fingerprint_text(ours, here, sizeof here);
-    fingerprint_text(h->fingerprint, there, sizeof there);
-    if (is_p2p(h) && tags_tag(h->seq) == 0)
-        snprintf(what, sizeof what, "send/recv");
-    else if (is_p2p(h))
-        snprintf(what, sizeof what, "send/recv of tag %u", tags_tag(h->seq));
-    return comm_fail_text(c, RC_MISMATCH, from,
-                          "ranks differ in %s #%llu: rank %d called %s, rank %d called %s%s", what,
-                          (unsigned long long)number, c->env.rank, here, from, there, advice);
-}
-
-/* Compares a frame with a collective that is over here, as far as the history has it. */
-static rc_result check_history(rc_comm *c, const frame_header *h, int from)
-{
-    if (is_p2p(h) || c->called - h->seq > COMM_HISTORY)
-        return RC_OK;
-    uint64_t ours = c->history[h->seq % COMM_HISTORY];
-    return fingerprint_matches(ours, h->fingerprint) ? RC_OK : fail_mismatch(c, h, from, ours);
-}
-
-rc_result comm_check_work(rc_comm *c, const rc_work *w, const frame_header *h, int from)
-{
-    int is_same = fingerprint_matches(w->fingerprint, h->fingerprint);
-    return is_same ? RC_OK : fail_mismatch(c, h, from, w->fingerprint);
-}
-
-/* ---- frames for a work ---- */
-
-static void consume(rc_comm *c, peer_link *ln, const frame_header *h)
-{
-    ln->consumed += link_cost(h);
-    if (link_owes_credit(ln))
-        comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, 0, -1);
-}
-
-/* Fails with a payload that a work could not take. */
-static rc_result fail_at_end(rc_comm *c, const peer_link *ln, const frame_header *h, rc_result why)
-{
-    if (why != RC_PROTOCOL)
-        return comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for a frame");
-    return comm_fail_text(c, RC_PROTOCOL, ln->peer,
-                          "rank %d: the payload of segment %u of chunk %u is none of its codec",
-                          ln->peer, h->segment, h->chunk);
-}
-
-rc_result comm_deliver_early(rc_comm *c, rc_work *w, peer_link *ln, const frame_header *h,
-                             const uint8_t *payload)
-{
-    RC_TRY(comm_check_work(c, w, h, ln->peer));
-    if (h->type == FRAME_CALL)
-        return RC_OK;
-    rx_place place = {0};
-    rc_error why;
-    error_clear(&why);
-    if (work_begin(w, h, ln->peer, &place, &why) != RC_OK)
-        return comm_fail_text(c, why.code, ln->peer, "rank %d: %s", ln->peer, why.message);
-    if (h->length > 0)
-        memcpy(place.data, payload, h->length);
-    ln->early_bytes -= link_cost(h);
-    consume(c, ln, h);
-    rc_result result = work_end(w, h, &place);
-    return result == RC_OK ? RC_OK : fail_at_end(c, ln, h, result);
 }
 
 /* ---- the lane's handler ---- */
@@ -103,7 +23,7 @@ rc_result comm_deliver_early(rc_comm *c, rc_work *w, peer_link *ln, const frame_
  * bug. */
 static rc_result no_such_work(rc_comm *c, const peer_link *ln, const frame_header *h)
 {
-    RC_TRY(check_history(c, h, ln->peer));
+    RC_TRY(comm_check_history(c, h, ln->peer));
     return comm_fail_text(c, RC_PROTOCOL, ln->peer,
                           "rank %d sent data for collective #%llu, which is over", ln->peer,
                           (unsigned long long)h->seq);
@@ -120,12 +40,7 @@ static rc_result begin_receive(lane *l, const frame_header *h, rx_place *place)
     rc_work *w = comm_active_find(c, h, ln->peer);
     if (w == NULL)
         return no_such_work(c, ln, h);
-    RC_TRY(comm_check_work(c, w, h, ln->peer));
-    rc_error why;
-    error_clear(&why);
-    if (work_begin(w, h, ln->peer, place, &why) != RC_OK)
-        return comm_fail_text(c, why.code, ln->peer, "rank %d: %s", ln->peer, why.message);
-    return RC_OK;
+    return comm_begin_data(c, w, h, ln->peer, place);
 }
 
 /* Ends a frame that was early when it began; its collective may have been called since. */
@@ -137,7 +52,7 @@ static rc_result settle_early(rc_comm *c, peer_link *ln, const frame_header *h,
     rc_work *w = comm_active_find(c, h, ln->peer);
     if (w == NULL)
         return no_such_work(c, ln, h);
-    RC_TRY(comm_deliver_early(c, w, ln, h, payload));
+    RC_TRY(comm_deliver(c, w, ln, h, payload));
     comm_finish_complete(c, w);
     return RC_OK;
 }
@@ -156,10 +71,7 @@ static rc_result end_data(rc_comm *c, peer_link *ln, const frame_header *h, rx_p
     rc_work *w = place->owner;
     if (w == NULL)
         return end_early(c, ln, h, place);
-    consume(c, ln, h);
-    rc_result result = work_end(w, h, place);
-    if (result != RC_OK)
-        return fail_at_end(c, ln, h, result);
+    RC_TRY(comm_end_data(c, w, ln, h, place));
     comm_finish_complete(c, w);
     return RC_OK;
 }
@@ -167,12 +79,12 @@ static rc_result end_data(rc_comm *c, peer_link *ln, const frame_header *h, rx_p
 static rc_result end_call(rc_comm *c, peer_link *ln, const frame_header *h)
 {
     link_pump(ln);
-    if (is_p2p(h))
+    if (comm_is_p2p(h))
         return RC_OK; /* the receiver compares fingerprints when the send's data comes */
     if (!is_called_here(c, ln, h))
         return comm_unexpected_keep(c, ln, h, NULL);
     rc_work *w = comm_active_find(c, h, ln->peer);
-    return w != NULL ? comm_check_work(c, w, h, ln->peer) : check_history(c, h, ln->peer);
+    return w != NULL ? comm_check_work(c, w, h, ln->peer) : comm_check_history(c, h, ln->peer);
 }
 
 static rc_result end_goodbye(rc_comm *c, lane *l, const frame_header *h)

@@ -1,11 +1,11 @@
-/* comm_active.c - the works in flight. See comm.h.
+/* active.c - the works in flight. See inside.h.
  *
  * A frame names its work: a collective by its seq, the receive of a send by its tag and number
  * among those between the two ranks. So a work stands in the table where frames look for it: a
  * collective in the communicator's, a receive in that of its link; a send in none, since no data
  * comes for it; a receive that has no number yet in that of the unmatched ones, by its tag.
  */
-#include "comm.h"
+#include "inside.h"
 
 #include <stddef.h>
 
@@ -71,7 +71,8 @@ void comm_active_remove(rc_comm *c, rc_work *w)
     c->engine->large_works -= w->is_large;
     remove_from_index(w);
     list_remove(&c->runnable, &w->runnable);
-    comm_announce_forget(c, w);
+    if (w->unannounced.is_in)
+        list_remove(&c->env.links[w->call.root]->unannounced, &w->unannounced);
 }
 
 rc_work *comm_active_find(rc_comm *c, const frame_header *h, int from)

@@ -1,5 +1,5 @@
-/* comm_ports.c - the ports of this host as the kernel reports them, and the lanes of a port that is
- * lost. See comm.h and net/ports.h.
+/* port_watch.c - the ports of this host as the kernel reports them, and the lanes of a port that is
+ * lost. See inside.h and net/ports.h.
  *
  * Invariant. A port that comes back within PORT_GRACE_MS was never lost.
  */
@@ -9,9 +9,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/error.h"
-#include "comm.h"
+#include "../base/clock.h"
+#include "../base/error.h"
+#include "inside.h"
 
 /* A network manager may take an address away and give it back at once. */
 enum { PORT_GRACE_MS = 400 };

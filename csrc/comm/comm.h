@@ -1,0 +1,97 @@
+/* comm.h - a communicator: the links of one group of ranks, and the works in flight on them. The
+ * interface of comm/ to api*.c and pipe/.
+ *
+ *                 submit                    start                   complete          round's end
+ *   rc_submit  ----------->  inbox  ----------------->  active list  ------->  ending  ---------->
+ *                         (inbox lock)  (engine lock)
+ *
+ * A frame names its collective by seq. If that is active, the work takes it; if it has not been
+ * called yet here, the frame is kept (early); if it is over, the history of the last 1,024 tells a
+ * mismatch from a protocol violation.
+ *
+ * Ends. Who finds that a work is complete, or an error, latches that (latch.c). What is latched is
+ * ended in one place, comm_settle, when the handlers of the engine's round have returned: works get
+ * their results, and a failure ends every work and aborts every peer. So no work ends, and no lane
+ * is detached, below a function that uses it.
+ *
+ * Files, each of which calls only those after it (tools/circles.py):
+ *
+ *   life.c      from lanes to goodbye     memory.c      works that go through a host's memory
+ *   settle.c    ends                      match.c       receives and their sends
+ *   timers.c    deadlines                 start.c       works on links
+ *   dispatch.c  frames that arrive        unexpected.c  frames that come early
+ *   port_watch.c  ports that are lost     announce.c    calls announced to peers
+ *   lanes.c     lanes and peers that      deliver.c     a frame and its work
+ *               fall silent               control.c     control frames
+ *   call.c      submission, turns         latch.c, active.c, comm_state.c  works by their names
+ *
+ * Threading: under the engine's lock, except for the inbox.
+ */
+#ifndef RINGCOMM_COMM_H
+#define RINGCOMM_COMM_H
+
+#include "../coll/work.h"
+
+enum { COMM_HISTORY = 1024 };
+
+/* States of a communicator; comm_moves has what may follow what. */
+typedef enum comm_state {
+    COMM_NEW,
+    COMM_RUNNING,
+    COMM_FAILING, /* the error is latched: comm_settle is next */
+    COMM_FAILED,
+    COMM_CLOSED
+} comm_state;
+
+/* The states that may follow each, as bits. */
+extern const unsigned comm_moves[];
+
+struct rc_comm {
+    engine_member member; /* must be first: the engine hands it back */
+    rc_engine *engine;
+    rc_comm_config config;
+    work_env env;
+    struct sender *sender; /* sends long works' frames, or NULL */
+    pool buffers;
+    out_frame *frames;
+    peer_link *link_storage; /* world_size links, this rank's own unused */
+    port_watch ports;        /* of this host; without a descriptor: not watched */
+    shared_memory shared;
+    work_env among_hosts;                 /* the ranks with this one's place on each host */
+    rc_work *waiting_head, *waiting_tail; /* works behind one that is entering shared memory */
+    _Atomic comm_state state; /* set by comm_move alone, under the lock; read anywhere */
+    int leaving;              /* the goodbye is sent */
+    rc_error error;
+    int error_origin; /* the rank that found the error */
+
+    rc_work *inbox_head, *inbox_tail; /* under the engine's inbox lock, as are the next numbers */
+    uint64_t next_seq;
+    atomic_int unnumbered; /* receives that wait to be matched; written under the same lock */
+
+    rc_work *active_head, *active_tail;
+    rc_work *ending_head, *ending_tail; /* in the order in which they ended */
+    keyed_queues collectives;           /* active ones by seq; receives are on their links */
+    list runnable;                      /* works that may have more to send or copy later */
+    keyed_queues unmatched; /* receives that are not matched yet, by tag, in order of their calls */
+    uint64_t called;        /* collectives started here */
+    int early_calls;        /* announced calls among the early frames */
+    uint64_t history[COMM_HISTORY]; /* fingerprints by seq */
+    uint64_t last_tick, trim_at;    /* ns */
+    uint64_t works_done, payload_bytes;
+};
+
+/* Implement rc_comm_create, _share, _add_lane, _name_rail, _watch_ports, _start, _abort, _leave,
+ * _close, _free and rc_submit, once api*.c has checked the arguments. */
+rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *config);
+rc_result comm_share(rc_comm *c, const int32_t *hosts, int fd);
+rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per_s);
+void comm_name_rail(rc_comm *c, int peer, int rail, const lane_path *path);
+void comm_watch_ports(rc_comm *c, int fd);
+rc_result comm_start(rc_comm *c);
+rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out);
+void comm_abort(rc_comm *c, const char *reason);
+rc_result comm_leave(rc_comm *c, int timeout_ms);
+rc_result comm_close(rc_comm *c, int timeout_ms);
+void comm_free(rc_comm *c);
+
+#endif
