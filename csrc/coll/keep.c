@@ -48,7 +48,7 @@ void keep_begin(rc_work *w)
 
 int keep_is_left(const rc_work *w)
 {
-    return w->keeps_left > 0;
+    return w->keeps_left > 0 && w->env != NULL;
 }
 
 void keep_some(rc_work *w)
