@@ -202,6 +202,11 @@ def test_files_of_a_folder_call_each_other_one_way() -> None:
     assert {name: len(some) for name, some in found.items() if some} == known, found
 
 
+def test_a_pipe_reads_no_field_of_a_communicator() -> None:
+    for path in [path for path in C_FILES if c_layer(path) in ("pipe", "cuda")]:
+        assert "comm->" not in path.read_text(), named(path)
+
+
 def test_a_circle_is_found(tmp_path: Path) -> None:
     (tmp_path / "a.c").write_text("int one(void)\n{\n    return two();\n}\n")
     (tmp_path / "b.c").write_text("int two(void)\n{\n    return 2; /* one() */\n}\n")

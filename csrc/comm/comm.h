@@ -94,4 +94,15 @@ rc_result comm_leave(rc_comm *c, int timeout_ms);
 rc_result comm_close(rc_comm *c, int timeout_ms);
 void comm_free(rc_comm *c);
 
+/* Give pipe/ what it needs of a communicator, none of which changes once that has started. */
+rc_engine *comm_engine(const rc_comm *c);
+int comm_rank(const rc_comm *c);
+int comm_world_size(const rc_comm *c);
+/* Returns the ranks whose values are in a result. */
+int comm_contributors(const rc_comm *c);
+/* Returns the hosts whose ranks share memory; 0: none do. */
+int comm_hosts(const rc_comm *c);
+/* Returns how long (ns) a thread that waits spins. */
+uint64_t comm_spin(const rc_comm *c);
+
 #endif

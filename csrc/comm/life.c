@@ -128,6 +128,36 @@ void comm_name_rail(rc_comm *c, int peer, int rail, const lane_path *path)
             ln->lanes[i]->path = *path;
 }
 
+rc_engine *comm_engine(const rc_comm *c)
+{
+    return c->engine;
+}
+
+int comm_rank(const rc_comm *c)
+{
+    return c->env.rank;
+}
+
+int comm_world_size(const rc_comm *c)
+{
+    return c->env.world_size;
+}
+
+int comm_contributors(const rc_comm *c)
+{
+    return c->env.contributors;
+}
+
+int comm_hosts(const rc_comm *c)
+{
+    return c->shared.hosts;
+}
+
+uint64_t comm_spin(const rc_comm *c)
+{
+    return c->config.spin_us * CLOCK_US;
+}
+
 static rc_result open_lane(rc_comm *c, const peer_link *ln, lane *l)
 {
     RC_TRY(lane_open(l, l->source.fd, c->config.segment_bytes, c->config.epoch));

@@ -24,7 +24,7 @@ enum { THE_NAN = 0x7fc00000 };
 int blocks_suits(rc_flight *f)
 {
     rc_comm *comm = f->pipe->comm;
-    return f->pipe->device->kernels != NULL && comm->shared.hosts == 0 && packing_is_aligned(f) &&
+    return f->pipe->device->kernels != NULL && comm_hosts(comm) == 0 && packing_is_aligned(f) &&
            rc_comm_layout(comm, &f->call, &f->layout) == RC_OK;
 }
 
@@ -100,7 +100,7 @@ static rc_result add_both(rc_flight *f, rc_error *error)
     cu_address dst = target_at(f, 0), wire = p->unpacked.at;
     uint64_t apart = f->layout.part_bytes, elems = f->call.count;
     uint64_t segment = f->layout.segment_elems, stride = f->layout.segment_bytes;
-    float post = f->call.op == RC_AVG ? (float)(1.0 / p->comm->env.contributors) : 1.0F;
+    float post = f->call.op == RC_AVG ? (float)(1.0 / comm_contributors(p->comm)) : 1.0F;
     void *parameters[DEVICE_MAX_PARAMETERS] = {&dst,   &wire,    &apart, &post,
                                                &elems, &segment, &stride};
     return packing_launch(p, packing_of(f->call.codec) + 2, elems, p->h2d, parameters, error);
@@ -140,7 +140,7 @@ static rc_result copy_own_in(rc_flight *f, rc_error *error)
 /* Returns the place in staging at which this rank's payloads begin. */
 static uint64_t own_place(const rc_flight *f)
 {
-    return f->layout.terms == 2 ? (uint64_t)f->pipe->comm->env.rank * f->layout.part_bytes : 0;
+    return f->layout.terms == 2 ? (uint64_t)comm_rank(f->pipe->comm) * f->layout.part_bytes : 0;
 }
 
 /* Copies the payloads of the parts from first to before end, as one. */
@@ -190,7 +190,7 @@ rc_result blocks_unpack_here(rc_flight *f, rc_error *error)
     pinned_block *wider;
     quant q;
     RC_TRY(pinned_take(&p->arena, flight_bytes(f, 0), 0, &wider, error));
-    quant_init(&q, p->comm->engine->kernels, &f->call, p->comm->env.contributors);
+    quant_init(&q, comm_engine(p->comm)->kernels, &f->call, comm_contributors(p->comm));
     for (uint64_t part = 0; part < filled_parts(f); part++)
         for (uint64_t at = 0; at < part_elems(f, part); at += l->segment_elems) {
             uint64_t n = part_elems(f, part) - at, start = part * l->part_elems + at;

@@ -17,12 +17,12 @@ enum { PATIENCE_MS = 100 };
 
 int flight_reads(const rc_flight *f)
 {
-    return plan_reads(&f->call, f->pipe->comm->env.rank);
+    return plan_reads(&f->call, comm_rank(f->pipe->comm));
 }
 
 int flight_writes(const rc_flight *f)
 {
-    int rank = f->pipe->comm->env.rank;
+    int rank = comm_rank(f->pipe->comm);
     int has_it = f->call.collective == RC_BROADCAST && rank == f->call.root;
     return !has_it && plan_writes(&f->call, rank);
 }
@@ -53,7 +53,7 @@ static void fail_flight(rc_flight *f, rc_error *error, cu_stream stream)
 static void fail_all(rc_flight *f, rc_error *error, cu_stream stream)
 {
     rc_comm_abort(f->pipe->comm, error->message);
-    error->rank = f->pipe->comm->env.rank;
+    error->rank = comm_rank(f->pipe->comm);
     fail_flight(f, error, stream);
 }
 
@@ -206,7 +206,7 @@ static int is_over(const rc_flight *f)
  * it. */
 static void call_out(rc_flight *f)
 {
-    rc_engine *engine = f->pipe->comm->engine;
+    rc_engine *engine = comm_engine(f->pipe->comm);
     if (!is_over(f))
         return;
     engine_lock(engine);
@@ -349,8 +349,8 @@ static int any_over(const void *arg)
 /* Takes the next flight whose work is over out of the queue; NULL when there will be no more. */
 static rc_flight *next_over(rc_pipe *p)
 {
-    rc_engine *engine = p->comm->engine;
-    uint64_t spin = p->comm->config.spin_us * CLOCK_US;
+    rc_engine *engine = comm_engine(p->comm);
+    uint64_t spin = comm_spin(p->comm);
     for (;;) {
         pthread_mutex_lock(&p->lock);
         while (p->flying.head == NULL && !p->in_ended)

@@ -54,8 +54,8 @@ int packing_suits(const rc_flight *f)
     const rc_call *call = &f->call;
     const rc_comm *comm = f->pipe->comm;
     return f->pipe->device->kernels != NULL && call->collective == RC_ALLREDUCE &&
-           call->dtype == RC_F32 && call->feedback == NULL && comm->shared.hosts == 0 &&
-           comm->env.world_size > 1 && packing_is_aligned(f) &&
+           call->dtype == RC_F32 && call->feedback == NULL && comm_hosts(comm) == 0 &&
+           comm_world_size(comm) > 1 && packing_is_aligned(f) &&
            (call->codec == RC_CODEC_BF16 || call->codec == RC_CODEC_FP16);
 }
 
@@ -101,7 +101,7 @@ rc_result packing_pack(rc_flight *f, const rc_piece *piece, cu_address to, cu_st
                        rc_error *error)
 {
     int is_fp16 = f->call.codec == RC_CODEC_FP16;
-    int n = f->pipe->comm->env.contributors;
+    int n = comm_contributors(f->pipe->comm);
     float before = is_fp16 && f->call.op == RC_AVG ? (float)(1.0 / n) : 1.0F;
     uint64_t from = piece->address, elements = piece->bytes / sizeof(float);
     void *parameters[DEVICE_MAX_PARAMETERS] = {&to, &from, &before, &elements};
@@ -121,7 +121,7 @@ rc_result packing_unpack(rc_flight *f, const rc_piece *piece, cu_address from, c
 
 rc_result packing_unpack_here(rc_flight *f, rc_error *error)
 {
-    const kernel_set *kernels = f->pipe->comm->engine->kernels;
+    const kernel_set *kernels = comm_engine(f->pipe->comm)->kernels;
     const kernel_half *half = f->call.codec == RC_CODEC_FP16 ? &kernels->fp16 : &kernels->bf16;
     pinned_block *wider;
     RC_TRY(pinned_take(&f->pipe->arena, flight_bytes(f, 0), 0, &wider, error));

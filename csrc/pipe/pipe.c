@@ -262,7 +262,7 @@ static void leave_pipe(rc_pipe *p)
 
 static uint64_t parts_in_buffer(const rc_flight *f, int of_src)
 {
-    uint64_t n = (uint64_t)f->pipe->comm->env.world_size;
+    uint64_t n = (uint64_t)comm_world_size(f->pipe->comm);
     switch (f->call.collective) {
     case RC_ALLGATHER:
     case RC_GATHER: return of_src ? 1 : n;
