@@ -493,12 +493,6 @@ int engine_drive(rc_engine *e, int (*finished)(const void *arg), const void *arg
     return finished(arg);
 }
 
-void engine_rouse(rc_engine *e)
-{
-    if (e->sleeping)
-        pollset_ring(&e->set);
-}
-
 void engine_changed(rc_engine *e)
 {
     e->news = 1;

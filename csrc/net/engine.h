@@ -171,8 +171,6 @@ void engine_submit(rc_engine *e, int waits);
  * saves the two scheduler delays of a sleep where each rank has a core of its own. */
 int engine_drive(rc_engine *e, int (*finished)(const void *arg), const void *arg, uint64_t deadline,
                  uint64_t spin);
-/* Wakes the driver, if it sleeps. Without the lock. */
-void engine_rouse(rc_engine *e);
 /* Has threads in engine_drive check their condition again. Under the lock. */
 void engine_changed(rc_engine *e);
 

@@ -253,8 +253,8 @@ static void send_some(sender *s, outbox *box)
     if (!box->news)
         return;
     pthread_mutex_unlock(&s->lock);
-    if (!atomic_exchange(&s->news, 1))
-        engine_rouse(s->engine);
+    if (!atomic_exchange(&s->news, 1) && s->engine->sleeping)
+        pollset_ring(&s->engine->set);
     pthread_mutex_lock(&s->lock);
 }
 

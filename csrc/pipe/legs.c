@@ -15,18 +15,6 @@
  * wait. */
 enum { PATIENCE_MS = 100 };
 
-int flight_reads(const rc_flight *f)
-{
-    return plan_reads(&f->call, comm_rank(f->pipe->comm));
-}
-
-int flight_writes(const rc_flight *f)
-{
-    int rank = comm_rank(f->pipe->comm);
-    int has_it = f->call.collective == RC_BROADCAST && rank == f->call.root;
-    return !has_it && plan_writes(&f->call, rank);
-}
-
 /* ---- the ends of a flight ---- */
 
 static void give_staging_back(rc_flight *f)
@@ -84,18 +72,6 @@ static rc_result take_staging(rc_flight *f, rc_error *error)
     RC_TRY(pinned_take(&p->arena, bytes, is_message ? 0 : PATIENCE_MS, &f->staging, error));
     f->src = f->staging->data;
     f->dst = in_place ? f->src : f->src + at;
-    return RC_OK;
-}
-
-rc_result flight_each(rc_flight *f, int of_src, flight_copy *copy, rc_error *error)
-{
-    const void *at = of_src ? f->call.src : f->call.dst;
-    rc_piece whole = {.address = (uintptr_t)at, .bytes = flight_bytes(f, of_src)};
-    const rc_piece *pieces = f->pieces != NULL ? f->pieces : &whole;
-    int count = f->pieces != NULL ? f->piece_count : 1;
-    for (int i = 0; i < count; i++)
-        if (pieces[i].bytes > 0)
-            RC_TRY(copy(f, &pieces[i], error));
     return RC_OK;
 }
 

@@ -16,46 +16,6 @@ int pipe_fault = PIPE_SOUND;
 atomic_int pipe_paused;
 #endif
 
-int pipe_is_forked(const rc_pipe *p)
-{
-    return p->pid != getpid();
-}
-
-cu_stream pipe_stream(int64_t handle)
-{
-    return handle == 0 ? CU_LEGACY_STREAM : (cu_stream)(uintptr_t)handle;
-}
-
-void pipe_wait(rc_pipe *p, uint64_t until)
-{
-    thread_wait_until(&p->changed, &p->lock, until);
-}
-
-/* ---- queues ---- */
-
-void queue_append(flight_queue *queue, rc_flight *flight)
-{
-    flight->next = NULL;
-    flight->prev = queue->tail;
-    if (queue->tail != NULL)
-        queue->tail->next = flight;
-    else
-        queue->head = flight;
-    queue->tail = flight;
-}
-
-void queue_remove(flight_queue *queue, rc_flight *flight)
-{
-    if (flight->prev != NULL)
-        flight->prev->next = flight->next;
-    else
-        queue->head = flight->next;
-    if (flight->next != NULL)
-        flight->next->prev = flight->prev;
-    else
-        queue->tail = flight->prev;
-}
-
 /* ---- queries to the driver ---- */
 
 rc_result rc_cuda_devices(const char *driver, int *count, rc_error *error)
@@ -184,17 +144,6 @@ void rc_pipe_stop(rc_pipe *p)
     close_device(p);
 }
 
-void pipe_release(rc_pipe *p)
-{
-    if (atomic_fetch_sub(&p->references, 1) > 1)
-        return;
-    pthread_mutex_destroy(&p->lock);
-    pthread_cond_destroy(&p->changed);
-    free(p->events);
-    free(p->idle_events);
-    free(p);
-}
-
 void rc_pipe_free(rc_pipe *p)
 {
     if (p == NULL || pipe_is_forked(p))
@@ -258,24 +207,6 @@ static void leave_pipe(rc_pipe *p)
     p->visitors--;
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
-}
-
-static uint64_t parts_in_buffer(const rc_flight *f, int of_src)
-{
-    uint64_t n = (uint64_t)comm_world_size(f->pipe->comm);
-    switch (f->call.collective) {
-    case RC_ALLGATHER:
-    case RC_GATHER: return of_src ? 1 : n;
-    case RC_REDUCE_SCATTER:
-    case RC_SCATTER: return of_src ? n : 1;
-    case RC_ALLTOALL: return n;
-    default: return 1;
-    }
-}
-
-uint64_t flight_bytes(const rc_flight *f, int of_src)
-{
-    return f->call.count * rc_dtype_size(f->call.dtype) * parts_in_buffer(f, of_src);
 }
 
 static rc_result check_pieces(const rc_flight *f, rc_error *error)

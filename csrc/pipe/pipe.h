@@ -27,8 +27,9 @@
  * nobody calls CUDA for it. Threading: callers run pipe.c and flight.c, "in" and "out" run legs.c;
  * what they share is under the pipe's lock, which is taken after an engine's.
  *
- * Files: pipe.c life and submission; flight.c what callers do with a flight; legs.c both threads;
- * packing.c the kernels, and codecs of 16 bits; blocks.c codecs that quantise.
+ * Files: pipe.c life and submission; legs.c both threads; flight.c what callers do with a flight;
+ * blocks.c codecs that quantise; packing.c the kernels, and codecs of 16 bits; share.c what all
+ * use.
  */
 #ifndef RINGCOMM_PIPE_H
 #define RINGCOMM_PIPE_H
@@ -119,6 +120,7 @@ struct rc_pipe {
     int event_count, idle_count;
 };
 
+/* share.c */
 int pipe_is_forked(const rc_pipe *p);
 void pipe_release(rc_pipe *p);
 /* Returns the stream of a handle as the public functions take it. */
@@ -127,6 +129,12 @@ cu_stream pipe_stream(int64_t handle);
 void pipe_wait(rc_pipe *p, uint64_t until);
 /* Returns the bytes of the source, or of the result. */
 uint64_t flight_bytes(const rc_flight *f, int of_src);
+/* Return 1 if the flight reads its source, and if it writes a result, on this rank. */
+int flight_reads(const rc_flight *f);
+int flight_writes(const rc_flight *f);
+/* Calls copy for each of the tensor's pieces that has some bytes. */
+typedef rc_result flight_copy(rc_flight *f, const rc_piece *piece, rc_error *error);
+rc_result flight_each(rc_flight *f, int of_src, flight_copy *copy, rc_error *error);
 
 void queue_append(flight_queue *queue, rc_flight *flight);
 void queue_remove(flight_queue *queue, rc_flight *flight);
@@ -134,12 +142,6 @@ void queue_remove(flight_queue *queue, rc_flight *flight);
 /* legs.c: the threads, with the pipe as argument. */
 void *pipe_run_in(void *arg);
 void *pipe_run_out(void *arg);
-/* Return 1 if the flight reads its source, and if it writes a result, on this rank. */
-int flight_reads(const rc_flight *f);
-int flight_writes(const rc_flight *f);
-/* Calls copy for each of the tensor's pieces that has some bytes. */
-typedef rc_result flight_copy(rc_flight *f, const rc_piece *piece, rc_error *error);
-rc_result flight_each(rc_flight *f, int of_src, flight_copy *copy, rc_error *error);
 
 /* packing.c */
 enum { PACKING_KERNELS = 16 };

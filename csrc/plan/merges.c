@@ -144,9 +144,7 @@ uint32_t plan_result(const plan *p, uint32_t part, uint32_t index)
     return n * n + part * n + (uint32_t)child_of(p, part, turn);
 }
 
-/* Counts the meetings of this rank over a part, with a peer or with all (-1). Each pair sends one
- * chunk either way. */
-static uint32_t meetings(const plan *p, uint32_t part, int peer)
+uint32_t merges_meetings(const plan *p, uint32_t part, int peer)
 {
     uint32_t met = 0;
     if (p->algorithm == RC_DOUBLING) {
@@ -159,15 +157,6 @@ static uint32_t meetings(const plan *p, uint32_t part, int peer)
     for (uint32_t turn = 0; turn < plan_turns(p, part); turn++)
         met += peer < 0 || child_of(p, part, turn) == peer;
     return met;
-}
-
-uint64_t merges_frames(const plan *p, int peer)
-{
-    uint64_t frames = 0;
-    uint32_t chunks_between = p->algorithm == RC_HALVING ? world_of(p) : 0;
-    for (uint32_t part = 0; part < plan_parts(p); part++)
-        frames += (uint64_t)meetings(p, part, peer) * plan_segments(p, part * chunks_between);
-    return frames;
 }
 
 /* Returns 1: frames go out in rounds, and each needs only frames of earlier rounds. Of all frames

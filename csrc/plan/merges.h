@@ -17,7 +17,8 @@ void merges_ends(const plan *p, uint32_t chunk, int *from, int *to);
  * exist. */
 int merges_brings_result(const plan *p, uint32_t chunk);
 int merges_is_given(const plan *p, uint32_t chunk);
-/* Counts the frames that this rank sends to peer, or to all (-1); it receives as many. */
-uint64_t merges_frames(const plan *p, int peer);
+/* Counts the meetings of this rank over a part, with a peer or with all (-1). Each pair sends one
+ * chunk either way. */
+uint32_t merges_meetings(const plan *p, uint32_t part, int peer);
 
 #endif

@@ -328,11 +328,22 @@ static uint64_t frames_around(const plan *p, uint32_t rank)
     return frames;
 }
 
+/* Counts the frames that are merged with a peer, or with all (-1): as many are sent as come. */
+static uint64_t frames_merged(const plan *p, int peer)
+{
+    uint64_t frames = 0;
+    uint32_t chunks_between = p->algorithm == RC_HALVING ? (uint32_t)p->world_size : 0;
+    for (uint32_t part = 0; part < plan_parts(p); part++)
+        frames +=
+            (uint64_t)merges_meetings(p, part, peer) * plan_segments(p, part * chunks_between);
+    return frames;
+}
+
 static uint64_t count_frames(const plan *p, int peer, int sends)
 {
     int n = p->world_size, rank = p->rank;
     if (plan_merges(p))
-        return merges_frames(p, peer);
+        return frames_merged(p, peer);
     if (p->algorithm == RC_RING && p->collective <= RC_REDUCE) { /* each rank sends to the next */
         int before = (rank + n - 1) % n, neighbour = sends ? (rank + 1) % n : before;
         if (n == 1 || (peer >= 0 && peer != neighbour))
