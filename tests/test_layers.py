@@ -195,11 +195,8 @@ def test_an_interface_says_which_threads_may_call(header: str) -> None:
 
 
 def test_files_of_a_folder_call_each_other_one_way() -> None:
-    """But for the folders that are known to have a circle."""
     folders = [path for path in (ROOT / "csrc").iterdir() if path.is_dir()]
-    found = {path.name: circles.circles(path) for path in folders}
-    known = {"coll": 1}
-    assert {name: len(some) for name, some in found.items() if some} == known, found
+    assert [circle for path in folders for circle in circles.circles(path)] == []
 
 
 def test_a_pipe_reads_no_field_of_a_communicator() -> None:

@@ -4,7 +4,7 @@ counts as called.
 
     python tools/circles.py [TREE]      prints each circle, one a line: its folder and its files
 
-tests/test_layers.py holds the folders to no more of them than it lists.
+tests/test_layers.py has none of them in a folder.
 """
 
 from __future__ import annotations

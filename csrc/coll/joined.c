@@ -2,14 +2,18 @@
 #include "joined.h"
 
 #include "../base/error.h"
-#include "one_shot.h"
+
+int joined_sends_src(const rc_work *w)
+{
+    return w->plan.algorithm == RC_ONE_SHOT && codec_sends_plain(&w->codec);
+}
 
 rc_result joined_init(rc_work *w)
 {
     const plan *p = &w->plan;
     int others = p->world_size - 1, own = p->algorithm == RC_ONE_SHOT;
     return join_init(&w->join, plan_segments(p, (uint32_t)p->rank), p->world_size,
-                     others + (one_shot_sends_src(w) ? others : own));
+                     others + (joined_sends_src(w) ? others : own));
 }
 
 rc_result joined_segment(rc_work *w, uint32_t chunk, uint32_t segment)

@@ -11,6 +11,8 @@
 
 #include "work.h"
 
+/* Returns 1 if the work is one-shot and its contribution is sent from src. */
+int joined_sends_src(const rc_work *w);
 /* Makes room for what is joined here: this rank's part, or everything. Returns RC_NO_MEMORY or
  * RC_OK. */
 rc_result joined_init(rc_work *w);

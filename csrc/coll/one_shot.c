@@ -4,11 +4,6 @@
 #include "../base/error.h"
 #include "joined.h"
 
-int one_shot_sends_src(const rc_work *w)
-{
-    return w->plan.algorithm == RC_ONE_SHOT && codec_sends_plain(&w->codec);
-}
-
 /* Encodes a segment of this rank's contribution and keeps it for the join. *last: the others'
  * contributions have come already. */
 static rc_result keep_contribution(rc_work *w, uint32_t chunk, uint32_t segment,
@@ -28,7 +23,7 @@ static rc_result start_segment_to_all(rc_work *w, uint32_t segment)
     uint32_t n = (uint32_t)p->world_size, first = (uint32_t)p->rank * n;
     pool_buffer *buffer = NULL;
     int last = 0;
-    if (!one_shot_sends_src(w))
+    if (!joined_sends_src(w))
         RC_TRY(keep_contribution(w, first, segment, &buffer, &last));
     for (uint32_t distance = 1; distance < n; distance++) {
         uint32_t peer = ((uint32_t)p->rank + distance) % n;

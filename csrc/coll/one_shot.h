@@ -10,8 +10,6 @@
 
 #include "work.h"
 
-/* Returns 1 if the work is one-shot and its contribution is sent from src. */
-int one_shot_sends_src(const rc_work *w);
 /* Queues all segments to all peers. Returns RC_NO_MEMORY or RC_OK. */
 rc_result one_shot_start(rc_work *w);
 

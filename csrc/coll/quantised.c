@@ -37,6 +37,7 @@ rc_result quantised_create(rc_work *w)
     w->quantised = calloc(1, sizeof *w->quantised + ranks * sizeof w->quantised->to[0]);
     if (w->quantised == NULL)
         return RC_NO_MEMORY;
+    w->quant = &w->quantised->codec;
     quant_init(&w->quantised->codec, w->env->engine->kernels, &w->call, w->env->contributors);
     if (w->call.encoded)
         encoded_layout(&w->quantised->layout, w->env, &w->call);
@@ -49,11 +50,6 @@ void quantised_destroy(rc_work *w)
 }
 
 /* ---- geometry ---- */
-
-uint64_t quantised_bytes(const rc_work *w, uint64_t elems)
-{
-    return quant_bytes(&w->quantised->codec, elems);
-}
 
 uint64_t quantised_segment(const rc_work *w)
 {

@@ -49,8 +49,7 @@ rc_result quantised_send_more(rc_work *w);
 /* Returns 1 if quantised_send_more would send one now. */
 int quantised_can_send_more(const rc_work *w);
 
-/* Return the bytes of a segment's payload, and the elements of the largest segment. */
-uint64_t quantised_bytes(const rc_work *w, uint64_t elems);
+/* Returns the elements of the largest segment. */
 uint64_t quantised_segment(const rc_work *w);
 
 /* Makes the payload of a frame that leaves. Returns RC_NO_MEMORY or RC_OK. */

@@ -14,17 +14,6 @@
 
 /* ---- frames ---- */
 
-out_frame *work_env_frame(work_env *env)
-{
-    out_frame *frame = *env->frames;
-    if (frame != NULL)
-        *env->frames = frame->next;
-    else if ((frame = malloc(sizeof *frame)) == NULL)
-        return NULL;
-    memset(frame, 0, sizeof *frame);
-    return frame;
-}
-
 void work_env_release(work_env *env, out_frame *frame)
 {
     rc_work *w = frame->owner;
@@ -36,7 +25,7 @@ void work_env_release(work_env *env, out_frame *frame)
     w->sends_left--;
     if (w->quantised != NULL)
         quantised_released(w, frame);
-    else if (one_shot_sends_src(w)) /* a frame has left, or never will: then the work fails */
+    else if (joined_sends_src(w)) /* a frame has left, or never will: then the work fails */
         (void)joined_note_event(w, frame->header.segment); /* without memory of its own */
     frame->next = *env->frames;
     *env->frames = frame;
@@ -94,16 +83,6 @@ rc_work *work_create(rc_engine *engine, const rc_call *call, uint32_t spin_us)
     atomic_init(&w->result, RC_AGAIN);
     atomic_init(&w->references, 2);
     return w;
-}
-
-double work_divisor(const rc_call *call, int contributors)
-{
-    return call->op == RC_AVG ? contributors : 1.0;
-}
-
-const rc_call *work_user_call(const rc_work *w)
-{
-    return w->is_shared ? &w->shared.call : &w->call;
 }
 
 rc_result work_add_residual(rc_work *w, int contributors)
@@ -194,19 +173,7 @@ void work_note_sent(rc_work *w, int rail, const frame_header *h)
     w->stats.rail_bytes[rail < LAST ? rail : LAST] += FRAME_HEADER_BYTES + h->length;
 }
 
-/* ---- geometry ---- */
-
-const uint8_t *work_src(const rc_work *w, uint32_t chunk, uint32_t segment)
-{
-    uint64_t elems = plan_src_offset(&w->plan, chunk) + plan_segment_offset(&w->plan, segment);
-    return (const uint8_t *)w->call.src + elems * w->codec.elem_bytes;
-}
-
-uint8_t *work_dst(const rc_work *w, uint32_t chunk, uint32_t segment)
-{
-    uint64_t elems = plan_dst_offset(&w->plan, chunk) + plan_segment_offset(&w->plan, segment);
-    return (uint8_t *)w->call.dst + elems * w->codec.elem_bytes;
-}
+/* ---- what a work keeps of its frames ---- */
 
 /* Returns a frame's bit. Bits are laid out by (phase, chunk, segment), all chunks as long as the
  * first. */
@@ -241,25 +208,6 @@ static rc_result make_merge_room(rc_work *w)
 }
 
 /* ---- sending ---- */
-
-out_frame *work_frame(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step)
-{
-    out_frame *frame = work_env_frame(w->env);
-    if (frame == NULL)
-        return NULL;
-    uint64_t elems = plan_segment_elems(&w->plan, chunk, segment);
-    frame->owner = w;
-    frame->header = (frame_header){.type = FRAME_DATA,
-                                   .flags = w->flags,
-                                   .epoch = w->env->epoch,
-                                   .seq = w->seq,
-                                   .fingerprint = w->fingerprint,
-                                   .chunk = chunk,
-                                   .segment = segment,
-                                   .step = (uint16_t)step,
-                                   .length = (uint32_t)work_segment_bytes(w, elems)};
-    return frame;
-}
 
 /* Queues a segment of this rank's own, from src. */
 static rc_result start_own_segment(rc_work *w, uint32_t chunk, uint32_t segment)
@@ -316,11 +264,6 @@ static rc_result start_frames(rc_work *w)
     case RC_HALVING: return start_leaving(w);
     default: return start_chunks(w);
     }
-}
-
-uint64_t work_segment_bytes(const rc_work *w, uint64_t elems)
-{
-    return w->quantised != NULL ? quantised_bytes(w, elems) : elems * w->codec.wire_bytes;
 }
 
 uint64_t work_wire_bytes(const rc_call *call, const work_env *env)
@@ -440,43 +383,6 @@ static const uint8_t *reduce_segment(rc_work *w, const frame_header *h, pool_buf
     pool_return(w->env->buffers, *buffer);
     *buffer = NULL;
     return dst;
-}
-
-rc_result work_send_bytes(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step,
-                          const uint8_t *payload, size_t bytes, pool_buffer *buffer)
-{
-    out_frame *frame = work_frame(w, chunk, segment, step);
-    if (frame == NULL) {
-        pool_return(w->env->buffers, buffer);
-        return RC_NO_MEMORY;
-    }
-    frame->header.length = (uint32_t)bytes;
-    frame->payload = payload;
-    frame->buffer = buffer;
-    link_send(w->env->links[plan_rank_at(&w->plan, chunk, step + 1U)], frame);
-    return RC_OK;
-}
-
-rc_result work_send(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step,
-                    const uint8_t *payload, pool_buffer *buffer)
-{
-    size_t bytes = work_segment_bytes(w, plan_segment_elems(&w->plan, chunk, segment));
-    return work_send_bytes(w, chunk, segment, step, payload, bytes, buffer);
-}
-
-rc_result work_send_result(rc_work *w, uint32_t segment, const uint8_t *payload, size_t bytes,
-                           pool_buffer *buffer)
-{
-    work_env *env = w->env;
-    int n = env->world_size;
-    rc_result result = RC_OK;
-    for (int distance = 1; distance < n && result == RC_OK; distance++) {
-        uint32_t chunk = plan_result_chunk(&w->plan, (env->rank + distance) % n);
-        pool_buffer *shared = buffer != NULL ? pool_share(buffer) : NULL;
-        result = work_send_bytes(w, chunk, segment, 0, payload, bytes, shared);
-    }
-    pool_return(env->buffers, buffer);
-    return result;
 }
 
 static rc_result send_on(rc_work *w, const frame_header *h, const uint8_t *payload,

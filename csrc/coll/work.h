@@ -4,6 +4,7 @@
  *   joined.h     joins all contributions to a segment      keep.h       copies a rank's own values
  *   merge.h      merges them in turns                      one_shot.h   sends to all others
  *   quantised.h  codecs of few bits                        join.h, turns.h, marks.h  what they keep
+ *   segments.c   what all of these use: places, frames
  *
  * A work is a dataflow, not a list of steps. It starts by queueing the segments whose path begins
  * here. Each segment that arrives is reduced or stored, and sent on at once if its path goes on,
@@ -92,6 +93,7 @@ struct rc_work {
     int is_large;                /* the engine counts it among its large works */
     join join;                   /* without segments in a ring */
     struct quantised *quantised; /* NULL unless quantised.c runs the work */
+    const quant *quant;          /* its codec then */
     void *src_with_residual;     /* src with its residuals added, or NULL */
     int is_shared;               /* goes through shared memory */
     shared_run shared;
@@ -169,7 +171,7 @@ void work_note_start(rc_work *w);
 /* Counts a frame that is in a socket as a whole. */
 void work_note_sent(rc_work *w, int rail, const frame_header *h);
 
-/* For the machines beside work.c: a new data frame of the work, or NULL; a segment's place in src
+/* For the machines (segments.c): a new data frame of the work, or NULL; a segment's place in src
  * and in dst. */
 out_frame *work_frame(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step);
 const uint8_t *work_src(const rc_work *w, uint32_t chunk, uint32_t segment);

@@ -1,5 +1,5 @@
 /* test_work.c - the work machine: every collective, and frames that no correct peer sends. */
-#include "../../csrc/coll/one_shot.h"
+#include "../../csrc/coll/joined.h"
 #include "bag.h"
 
 /* ---- all collectives ---- */
@@ -85,7 +85,7 @@ static void open_one_shot(rc_codec codec)
 static void a_plain_one_is_sent_from_src(void)
 {
     open_one_shot(RC_CODEC_NONE);
-    CHECK(one_shot_sends_src(sides[0].work));
+    CHECK(joined_sends_src(sides[0].work));
     for (int i = 0; i < bag_count; i++)
         CHECK(bag[i].frame->payload == (const uint8_t *)summands[bag[i].from]);
     close_sum(FEW);
@@ -122,7 +122,7 @@ static void it_may_leave_before_others_come(void)
 static void an_encoded_one_is_kept_in_a_buffer(void)
 {
     open_one_shot(RC_CODEC_BF16);
-    CHECK(!one_shot_sends_src(sides[0].work));
+    CHECK(!joined_sends_src(sides[0].work));
     CHECK(deliver_from_to(1, 0));
     CHECK_EQ(summands[0][0], 1);
     CHECK(deliver_from_to(2, 0));
