@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/error.h"
 #include "work.h"
 
 /* ---- the call ---- */

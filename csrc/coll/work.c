@@ -2,7 +2,6 @@
 #include "work.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "../base/clock.h"
 #include "../base/error.h"

@@ -1,8 +1,6 @@
 /* call.c - calls: how a work is submitted and started, and gets its turns. See inside.h. */
 #include "inside.h"
 
-#include "../base/error.h"
-
 /* ---- the inbox ---- */
 
 static rc_result number(rc_comm *c, rc_work *w)

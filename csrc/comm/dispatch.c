@@ -235,7 +235,7 @@ int comm_prepare_frame(peer_link *ln, out_frame *frame)
     rc_comm *c = ln->owner;
     uint32_t expected = frame->header.length;
     if (!work_env_encode(&c->env, frame)) {
-        frame->next = ln->queue.head; /* comm_fail releases it with the others */
+        frame->next = ln->queue.head; /* comm_settle releases it with the others */
         ln->queue.head = frame;
         if (ln->queue.tail == NULL)
             ln->queue.tail = frame;

@@ -119,7 +119,7 @@ void comm_send_more(rc_comm *c, rc_work *w);
 /* Gives a send or receive its number, or leaves it to be matched. Under the inbox lock. */
 rc_result comm_number(rc_comm *c, rc_work *w);
 /* Matches a send whose receive has not been called here with the first receive that may take it,
- * and starts that. Returns 0 if there is none. A failure may end the communicator. */
+ * and starts that. Returns 0 if there is none. */
 int comm_match(rc_comm *c, peer_link *ln, const frame_header *h);
 /* Starts the unmatched receives of a tag that can be matched now. */
 void comm_match_receives(rc_comm *c, uint32_t tag);

@@ -13,9 +13,6 @@
  * that it lives, too.
  */
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "../base/clock.h"
 #include "../base/error.h"

@@ -4,7 +4,6 @@
  * Invariant. A port that comes back within PORT_GRACE_MS was never lost.
  */
 #include <netinet/in.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>

@@ -2,8 +2,6 @@
  * needs. See inside.h. */
 #include "inside.h"
 
-#include "../base/error.h"
-
 /* ---- peers that have left ---- */
 
 /* Returns 1 if a receive that is not matched never will be: all that could send have left. */

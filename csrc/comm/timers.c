@@ -1,6 +1,5 @@
 /* timers.c - deadlines of works, and the release of idle memory. See inside.h. */
 #include <stdio.h>
-#include <string.h>
 
 #include "../base/clock.h"
 #include "inside.h"
