@@ -2,6 +2,7 @@
 #include "joined.h"
 
 #include "../base/error.h"
+#include "segments.h"
 
 int joined_sends_src(const rc_work *w)
 {

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "../base/copy.h"
+#include "segments.h"
 
 static int encodes(const rc_work *w)
 {

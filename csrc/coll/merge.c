@@ -2,6 +2,7 @@
 #include "merge.h"
 
 #include "../base/error.h"
+#include "segments.h"
 
 /* A segment of a part. The chunk numbers of the frames of one part differ, but not its place in the
  * tensor. */

@@ -3,6 +3,7 @@
 
 #include "../base/error.h"
 #include "joined.h"
+#include "segments.h"
 
 /* Encodes a segment of this rank's contribution and keeps it for the join. *last: the others'
  * contributions have come already. */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "../base/error.h"
+#include "segments.h"
 
 enum {
     AHEAD = 2 /* contributions to one peer that are not in a socket yet */

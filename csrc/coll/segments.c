@@ -19,18 +19,6 @@ const rc_call *work_user_call(const rc_work *w)
 
 /* ---- geometry ---- */
 
-const uint8_t *work_src(const rc_work *w, uint32_t chunk, uint32_t segment)
-{
-    uint64_t elems = plan_src_offset(&w->plan, chunk) + plan_segment_offset(&w->plan, segment);
-    return (const uint8_t *)w->call.src + elems * w->codec.elem_bytes;
-}
-
-uint8_t *work_dst(const rc_work *w, uint32_t chunk, uint32_t segment)
-{
-    uint64_t elems = plan_dst_offset(&w->plan, chunk) + plan_segment_offset(&w->plan, segment);
-    return (uint8_t *)w->call.dst + elems * w->codec.elem_bytes;
-}
-
 uint64_t work_segment_bytes(const rc_work *w, uint64_t elems)
 {
     return w->quant != NULL ? quant_bytes(w->quant, elems) : elems * w->codec.wire_bytes;

@@ -10,6 +10,7 @@
 #include "merge.h"
 #include "one_shot.h"
 #include "quantised.h"
+#include "segments.h"
 
 /* ---- frames ---- */
 

@@ -171,11 +171,8 @@ void work_note_start(rc_work *w);
 /* Counts a frame that is in a socket as a whole. */
 void work_note_sent(rc_work *w, int rail, const frame_header *h);
 
-/* For the machines (segments.c): a new data frame of the work, or NULL; a segment's place in src
- * and in dst. */
+/* For the machines (segments.c): a new data frame of the work, or NULL. */
 out_frame *work_frame(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step);
-const uint8_t *work_src(const rc_work *w, uint32_t chunk, uint32_t segment);
-uint8_t *work_dst(const rc_work *w, uint32_t chunk, uint32_t segment);
 /* Sends a segment's payload. Takes over the buffer that it lies in (or NULL). */
 rc_result work_send(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step,
                     const uint8_t *payload, pool_buffer *buffer);

@@ -43,14 +43,6 @@ rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out)
 
 /* ---- the start ---- */
 
-static void start_unmatched(rc_comm *c, rc_work *w)
-{
-    work_move(w, WORK_UNMATCHED);
-    comm_match_receives(c, w->call.tag);
-    if (w->state == WORK_UNMATCHED)
-        comm_check_sources(c, w);
-}
-
 static void start_work(rc_comm *c, rc_work *w)
 {
     if (c->state != COMM_RUNNING || c->leaving) {
@@ -60,7 +52,10 @@ static void start_work(rc_comm *c, rc_work *w)
     comm_active_add(c, w);
     engine_schedule(c->engine, &c->member, w->deadline);
     if (w->matched_later) {
-        start_unmatched(c, w);
+        work_move(w, WORK_UNMATCHED);
+        comm_match_receives(c, w->call.tag);
+        if (w->state == WORK_UNMATCHED)
+            comm_check_sources(c, w);
         return;
     }
     comm_check_sources(c, w);

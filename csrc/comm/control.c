@@ -1,4 +1,4 @@
-/* control.c - control frames, and the credit that they report. See inside.h. */
+/* control.c - control frames. See inside.h. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,11 +51,4 @@ void comm_send_on_all_lanes(rc_comm *c, frame_type type, uint64_t seq)
         for (int i = 0; ln != NULL && i < ln->lane_count; i++)
             comm_send_control(c, ln, type, seq, 0, 0, i);
     }
-}
-
-void comm_consume(rc_comm *c, peer_link *ln, const frame_header *h)
-{
-    ln->consumed += link_cost(h);
-    if (link_owes_credit(ln))
-        comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, 0, -1);
 }

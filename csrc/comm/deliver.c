@@ -44,7 +44,7 @@ rc_result comm_begin_data(rc_comm *c, rc_work *w, const frame_header *h, int fro
 {
     RC_TRY(comm_check_work(c, w, h, from));
     rc_error why;
-    error_clear(&why);
+    why.code = RC_OK; /* the rest is set with an error */
     if (work_begin(w, h, from, place, &why) != RC_OK)
         return comm_fail_text(c, why.code, from, "rank %d: %s", from, why.message);
     return RC_OK;
@@ -53,7 +53,9 @@ rc_result comm_begin_data(rc_comm *c, rc_work *w, const frame_header *h, int fro
 rc_result comm_end_data(rc_comm *c, rc_work *w, peer_link *ln, const frame_header *h,
                         rx_place *place)
 {
-    comm_consume(c, ln, h);
+    ln->consumed += link_cost(h);
+    if (link_owes_credit(ln))
+        comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, 0, -1);
     rc_result result = work_end(w, h, place);
     if (result == RC_PROTOCOL)
         return comm_fail_text(c, RC_PROTOCOL, ln->peer,

@@ -56,8 +56,6 @@ int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
 /* Sends a last frame on every lane: a lane's end, which may be seen first, must not come without
  * it. */
 void comm_send_on_all_lanes(rc_comm *c, frame_type type, uint64_t seq);
-/* Counts a data frame as consumed, and reports that if the peer may run out of credit. */
-void comm_consume(rc_comm *c, peer_link *ln, const frame_header *h);
 
 /* ---- deliver.c ---- */
 

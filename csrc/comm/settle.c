@@ -34,14 +34,14 @@ static void settle_failure(rc_comm *c)
     }
 }
 
+/* The communicator's reference goes to the queue of those whose end is to be told, if it is. */
 static void settle_work(rc_comm *c, rc_work *w)
 {
-    if (w->call.notify)
-        work_retain(w);
     work_finish(w, w->error.code, &c->error);
     if (w->call.notify)
         engine_push_done(c->engine, &w->done_entry);
-    work_release(w);
+    else
+        work_release(w);
 }
 
 void comm_settle(engine_member *member)
@@ -49,13 +49,14 @@ void comm_settle(engine_member *member)
     rc_comm *c = (rc_comm *)member;
     if (c->state == COMM_FAILING)
         settle_failure(c);
-    if (c->ending_head != NULL)
-        engine_changed(c->engine);
-    while (c->ending_head != NULL) {
-        rc_work *w = c->ending_head;
-        c->ending_head = w->next;
-        if (c->ending_head == NULL)
-            c->ending_tail = NULL;
+    rc_work *list = c->ending_head;
+    if (list == NULL)
+        return;
+    c->ending_head = c->ending_tail = NULL;
+    while (list != NULL) {
+        rc_work *w = list;
+        list = w->next;
         settle_work(c, w);
     }
+    engine_changed(c->engine);
 }

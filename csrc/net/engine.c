@@ -46,10 +46,8 @@ void engine_lock(rc_engine *e)
     came_in(e);
 }
 
-void engine_settle(rc_engine *e)
+void engine_settle_members(rc_engine *e)
 {
-    if (!e->unsettled)
-        return;
     e->unsettled = 0;
     for (engine_member *member = e->members; member != NULL; member = member->next)
         member->settle(member);

@@ -134,7 +134,12 @@ static inline void engine_settle_later(rc_engine *e)
     e->unsettled = 1;
 }
 /* Settles the members now, if one is to be; not from a handler. Under the lock. */
-void engine_settle(rc_engine *e);
+void engine_settle_members(rc_engine *e);
+static inline void engine_settle(rc_engine *e)
+{
+    if (e->unsettled)
+        engine_settle_members(e);
+}
 
 /* Add a source, and change its events (EPOLLIN, EPOLLOUT). Under the lock. */
 rc_result engine_add(rc_engine *e, engine_source *source, uint32_t events, rc_error *error);

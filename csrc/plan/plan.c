@@ -292,7 +292,7 @@ uint32_t plan_local_copy_chunk(const plan *p)
 /* ---- counts of frames ---- */
 
 /* Counts the frames that a rank sends another, in plans of single hops. */
-static uint64_t frames_between(const plan *p, int from, int to)
+static inline uint64_t frames_between(const plan *p, int from, int to)
 {
     uint32_t n = (uint32_t)p->world_size, pair = (uint32_t)from * n + (uint32_t)to;
     if (from == to)
@@ -339,11 +339,9 @@ static uint64_t frames_merged(const plan *p, int peer)
     return frames;
 }
 
-static uint64_t count_frames(const plan *p, int peer, int sends)
+static inline uint64_t count_frames(const plan *p, int peer, int sends)
 {
     int n = p->world_size, rank = p->rank;
-    if (plan_merges(p))
-        return frames_merged(p, peer);
     if (p->algorithm == RC_RING && p->collective <= RC_REDUCE) { /* each rank sends to the next */
         int before = (rank + n - 1) % n, neighbour = sends ? (rank + 1) % n : before;
         if (n == 1 || (peer >= 0 && peer != neighbour))
@@ -360,12 +358,12 @@ static uint64_t count_frames(const plan *p, int peer, int sends)
 
 uint64_t plan_receives(const plan *p, int peer)
 {
-    return count_frames(p, peer, 0);
+    return plan_merges(p) ? frames_merged(p, peer) : count_frames(p, peer, 0);
 }
 
 uint64_t plan_sends(const plan *p, int peer)
 {
-    return count_frames(p, peer, 1);
+    return plan_merges(p) ? frames_merged(p, peer) : count_frames(p, peer, 1);
 }
 
 int plan_starts_towards(const plan *p, int peer)
