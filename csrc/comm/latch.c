@@ -17,6 +17,7 @@ void comm_end(rc_comm *c, rc_work *w, rc_result result)
         c->ending_head = w;
     c->ending_tail = w;
     engine_settle_later(c->engine);
+    engine_changed(c->engine); /* who waits wakes meanwhile: the lock is free once all is settled */
 }
 
 void comm_finish_complete(rc_comm *c, rc_work *w)

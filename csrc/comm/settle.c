@@ -50,13 +50,10 @@ void comm_settle(engine_member *member)
     if (c->state == COMM_FAILING)
         settle_failure(c);
     rc_work *list = c->ending_head;
-    if (list == NULL)
-        return;
     c->ending_head = c->ending_tail = NULL;
     while (list != NULL) {
         rc_work *w = list;
         list = w->next;
         settle_work(c, w);
     }
-    engine_changed(c->engine);
 }
