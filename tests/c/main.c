@@ -3,6 +3,44 @@
 #include <stdio.h>
 #include <string.h>
 
+#ifdef __SANITIZE_THREAD__
+
+#include <sanitizer/tsan_interface.h>
+#include <sys/socket.h>
+
+/* What a thread does before it sends happens before what is done with the answer. The sanitizer
+ * notes that only once sendmsg has returned, when the answer may be there already, so the Makefile
+ * has `ld --wrap` lead these calls here. */
+static char sent;
+
+ssize_t __real_sendmsg(int fd, const struct msghdr *message, int flags);
+ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags);
+ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags)
+{
+    __tsan_release(&sent);
+    return __real_sendmsg(fd, message, flags);
+}
+
+ssize_t __real_recvmsg(int fd, struct msghdr *message, int flags);
+ssize_t __wrap_recvmsg(int fd, struct msghdr *message, int flags);
+ssize_t __wrap_recvmsg(int fd, struct msghdr *message, int flags)
+{
+    ssize_t got = __real_recvmsg(fd, message, flags);
+    __tsan_acquire(&sent);
+    return got;
+}
+
+ssize_t __real_recv(int fd, void *data, size_t size, int flags);
+ssize_t __wrap_recv(int fd, void *data, size_t size, int flags);
+ssize_t __wrap_recv(int fd, void *data, size_t size, int flags)
+{
+    ssize_t got = __real_recv(fd, data, size, flags);
+    __tsan_acquire(&sent);
+    return got;
+}
+
+#endif
+
 #define DECLARE(name) int test_##name(int argc, char **argv);
 #define ENTRY(name) {"test_" #name, test_##name},
 
