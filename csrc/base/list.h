@@ -47,4 +47,13 @@ static inline void list_remove(list *l, list_node *node)
     *node = (list_node){0};
 }
 
+/* Removes the first node and returns it; NULL if there is none. */
+static inline list_node *list_pop(list *l)
+{
+    list_node *node = l->head;
+    if (node != NULL)
+        list_remove(l, node);
+    return node;
+}
+
 #endif

@@ -71,9 +71,9 @@ typedef enum work_state {
 extern const unsigned work_moves[];
 
 struct rc_work {
-    engine_done done_entry;      /* must be first: rc_engine_take_done returns it */
-    struct rc_work *next, *prev; /* in the communicator's list of active works */
-    keyed_entry by_name;         /* in `index`, a table of the communicator's (comm/active.c) */
+    engine_done done_entry; /* must be first: rc_engine_take_done returns it */
+    list_node place;        /* in the communicator's inbox, active or ending works */
+    keyed_entry by_name;    /* in `index`, a table of the communicator's (comm/active.c) */
     keyed_queues *index;
     list_node unannounced, runnable; /* in lists of the communicator's (comm/) */
     rc_engine *engine;

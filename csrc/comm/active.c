@@ -33,13 +33,7 @@ static void remove_from_index(rc_work *w)
 
 void comm_active_add(rc_comm *c, rc_work *w)
 {
-    w->next = NULL;
-    w->prev = c->active_tail;
-    if (c->active_tail != NULL)
-        c->active_tail->next = w;
-    else
-        c->active_head = w;
-    c->active_tail = w;
+    list_append(&c->active, &w->place);
     c->engine->active++;
     w->is_large = w->call.count > BRIEF_BYTES / rc_dtype_size(w->call.dtype);
     c->engine->large_works += w->is_large;
@@ -59,14 +53,7 @@ void comm_active_rename(rc_comm *c, rc_work *w)
 
 void comm_active_remove(rc_comm *c, rc_work *w)
 {
-    if (w->prev != NULL)
-        w->prev->next = w->next;
-    else
-        c->active_head = w->next;
-    if (w->next != NULL)
-        w->next->prev = w->prev;
-    else
-        c->active_tail = w->prev;
+    list_remove(&c->active, &w->place);
     c->engine->active--;
     c->engine->large_works -= w->is_large;
     remove_from_index(w);

@@ -29,12 +29,7 @@ rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out)
         work_release(w);
         return RC_NO_MEMORY;
     }
-    w->next = NULL;
-    if (c->inbox_tail != NULL)
-        c->inbox_tail->next = w;
-    else
-        c->inbox_head = w;
-    c->inbox_tail = w;
+    list_append(&c->inbox, &w->place);
     *out = w;
     pthread_mutex_unlock(&c->engine->inbox_lock);
     engine_submit(c->engine, call->waits);
@@ -67,14 +62,11 @@ void comm_drain(engine_member *member)
 {
     rc_comm *c = (rc_comm *)member;
     pthread_mutex_lock(&c->engine->inbox_lock);
-    rc_work *list = c->inbox_head;
-    c->inbox_head = c->inbox_tail = NULL;
+    list taken = c->inbox;
+    c->inbox = (list){0};
     pthread_mutex_unlock(&c->engine->inbox_lock);
-    while (list != NULL) {
-        rc_work *w = list;
-        list = w->next;
-        start_work(c, w);
-    }
+    for (list_node *node; (node = list_pop(&taken)) != NULL;)
+        start_work(c, LIST_ENTRY(node, rc_work, place));
 }
 
 /* ---- turns ---- */

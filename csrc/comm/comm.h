@@ -64,14 +64,14 @@ struct rc_comm {
     rc_error error;
     int error_origin; /* the rank that found the error */
 
-    rc_work *inbox_head, *inbox_tail; /* under the engine's inbox lock, as are the next numbers */
+    list inbox; /* under the engine's inbox lock, as are the next numbers */
     uint64_t next_seq;
     atomic_int unnumbered; /* receives that wait to be matched; written under the same lock */
 
-    rc_work *active_head, *active_tail;
-    rc_work *ending_head, *ending_tail; /* in the order in which they ended */
-    keyed_queues collectives;           /* active ones by seq; receives are on their links */
-    list runnable;                      /* works that may have more to send or copy later */
+    list active;              /* in the order in which they started */
+    list ending;              /* in the order in which they ended */
+    keyed_queues collectives; /* active ones by seq; receives are on their links */
+    list runnable;            /* works that may have more to send or copy later */
     keyed_queues unmatched; /* receives that are not matched yet, by tag, in order of their calls */
     uint64_t called;        /* collectives started here */
     int early_calls;        /* announced calls among the early frames */

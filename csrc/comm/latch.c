@@ -10,12 +10,7 @@ void comm_end(rc_comm *c, rc_work *w, rc_result result)
 {
     work_move(w, WORK_ENDING);
     w->error.code = result;
-    w->next = NULL;
-    if (c->ending_tail != NULL)
-        c->ending_tail->next = w;
-    else
-        c->ending_head = w;
-    c->ending_tail = w;
+    list_append(&c->ending, &w->place);
     engine_settle_later(c->engine);
     engine_changed(c->engine); /* who waits wakes meanwhile: the lock is free once all is settled */
 }

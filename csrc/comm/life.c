@@ -246,7 +246,7 @@ static rc_result leave_group(rc_comm *c, int timeout_ms)
 {
     enum { LOOK_EVERY_MS = 1 };
     comm_drain(&c->member);
-    if (c->active_head != NULL)
+    if (c->active.head != NULL)
         comm_fail_text(c, RC_ABORTED, c->env.rank,
                        "rank %d closed its communicator with collectives in flight", c->env.rank);
     if (c->state == COMM_RUNNING && !c->leaving)

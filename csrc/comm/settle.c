@@ -27,8 +27,8 @@ static void settle_failure(rc_comm *c)
     shared_drop(&c->shared);
     c->waiting_head = c->waiting_tail = NULL;
     c->member.pumped = c->member.expects = 0;
-    while (c->active_head != NULL) {
-        rc_work *w = c->active_head;
+    while (c->active.head != NULL) {
+        rc_work *w = LIST_ENTRY(c->active.head, rc_work, place);
         comm_active_remove(c, w);
         comm_end(c, w, c->error.code);
     }
@@ -49,11 +49,6 @@ void comm_settle(engine_member *member)
     rc_comm *c = (rc_comm *)member;
     if (c->state == COMM_FAILING)
         settle_failure(c);
-    rc_work *list = c->ending_head;
-    c->ending_head = c->ending_tail = NULL;
-    while (list != NULL) {
-        rc_work *w = list;
-        list = w->next;
-        settle_work(c, w);
-    }
+    for (list_node *node; (node = list_pop(&c->ending)) != NULL;)
+        settle_work(c, LIST_ENTRY(node, rc_work, place));
 }

@@ -45,8 +45,8 @@ void comm_check_sources(rc_comm *c, const rc_work *w)
 
 void comm_check_left(rc_comm *c, const peer_link *ln)
 {
-    for (const rc_work *w = c->active_head; w != NULL; w = w->next)
-        check_work_left(c, w, ln);
+    for (list_node *node = c->active.head; node != NULL; node = node->next)
+        check_work_left(c, LIST_ENTRY(node, rc_work, place), ln);
 }
 
 /* ---- progress ---- */

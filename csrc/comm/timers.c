@@ -55,7 +55,8 @@ static void time_out(rc_comm *c, const rc_work *w)
 static uint64_t check_deadlines(rc_comm *c, uint64_t now)
 {
     uint64_t next = ENGINE_NEVER;
-    for (rc_work *w = c->active_head; w != NULL; w = w->next) {
+    for (list_node *node = c->active.head; node != NULL; node = node->next) {
+        rc_work *w = LIST_ENTRY(node, rc_work, place);
         if (w->deadline <= now) {
             time_out(c, w);
             return ENGINE_NEVER;

@@ -152,9 +152,8 @@ static rc_flight *next_entering(rc_pipe *p, int *too_late)
     pthread_mutex_lock(&p->lock);
     while (p->entering.head == NULL && (!p->closing || p->visitors > 0))
         pipe_wait(p, clock_ns() + CLOCK_S);
-    rc_flight *f = p->entering.head;
-    if (f != NULL)
-        queue_remove(&p->entering, f);
+    list_node *node = list_pop(&p->entering);
+    rc_flight *f = LIST_ENTRY(node, rc_flight, place);
     p->in_ended = f == NULL;
     *too_late = p->closing;
     pthread_cond_broadcast(&p->changed);
@@ -167,7 +166,7 @@ static void reach_core(rc_flight *f, int flies)
     rc_pipe *p = f->pipe;
     pthread_mutex_lock(&p->lock);
     if (flies)
-        queue_append(&p->flying, f);
+        list_append(&p->flying, &f->place);
     p->underway--;
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
@@ -307,10 +306,10 @@ static void end_flight(rc_flight *f, const rc_error *unbound)
 
 static rc_flight *first_over(rc_pipe *p)
 {
-    rc_flight *f = p->flying.head;
-    while (f != NULL && !is_over(f))
-        f = f->next;
-    return f;
+    list_node *node = p->flying.head;
+    while (node != NULL && !is_over(LIST_ENTRY(node, rc_flight, place)))
+        node = node->next;
+    return LIST_ENTRY(node, rc_flight, place);
 }
 
 static int any_over(const void *arg)
@@ -334,7 +333,7 @@ static rc_flight *next_over(rc_pipe *p)
         rc_flight *f = first_over(p);
         int none_left = f == NULL && p->flying.head == NULL;
         if (f != NULL)
-            queue_remove(&p->flying, f);
+            list_remove(&p->flying, &f->place);
         pthread_mutex_unlock(&p->lock);
         if (f != NULL || none_left)
             return f;

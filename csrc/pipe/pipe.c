@@ -304,7 +304,7 @@ static void take_off(rc_flight *f)
 {
     rc_pipe *p = f->pipe;
     pthread_mutex_lock(&p->lock);
-    queue_append(&p->entering, f);
+    list_append(&p->entering, &f->place);
     p->underway++;
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);

@@ -60,11 +60,6 @@ typedef struct pipe_scratch {
     int outgrown_count;
 } pipe_scratch;
 
-/* A first-in-first-out queue of flights. */
-typedef struct flight_queue {
-    rc_flight *head, *tail;
-} flight_queue;
-
 /* An entry of the queue that rc_pipe_take reads. */
 typedef struct flight_notice {
     struct flight_notice *next;
@@ -73,7 +68,7 @@ typedef struct flight_notice {
 } flight_notice;
 
 struct rc_flight {
-    rc_flight *next, *prev; /* in entering or in flying */
+    list_node place; /* in entering or in flying */
     rc_pipe *pipe;
     rc_call call;     /* as the caller made it: src and dst on the device */
     rc_piece *pieces; /* NULL if source and result are contiguous */
@@ -108,9 +103,9 @@ struct rc_pipe {
 
     pthread_mutex_t lock;
     pthread_cond_t changed; /* of all fields below */
-    flight_queue entering;  /* submitted, and not yet with "in" */
+    list entering;          /* submitted, and not yet with "in" */
     int underway;           /* flights that "in" has, or that are entering */
-    flight_queue flying;    /* in the core */
+    list flying;            /* in the core */
     int closing;            /* "in" takes no more to the core */
     int in_ended, stopped;
     int visitors; /* callers inside CUDA */
@@ -135,9 +130,6 @@ int flight_writes(const rc_flight *f);
 /* Calls copy for each of the tensor's pieces that has some bytes. */
 typedef rc_result flight_copy(rc_flight *f, const rc_piece *piece, rc_error *error);
 rc_result flight_each(rc_flight *f, int of_src, flight_copy *copy, rc_error *error);
-
-void queue_append(flight_queue *queue, rc_flight *flight);
-void queue_remove(flight_queue *queue, rc_flight *flight);
 
 /* legs.c: the threads, with the pipe as argument. */
 void *pipe_run_in(void *arg);

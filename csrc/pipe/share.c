@@ -21,31 +21,6 @@ void pipe_wait(rc_pipe *p, uint64_t until)
     thread_wait_until(&p->changed, &p->lock, until);
 }
 
-/* ---- queues ---- */
-
-void queue_append(flight_queue *queue, rc_flight *flight)
-{
-    flight->next = NULL;
-    flight->prev = queue->tail;
-    if (queue->tail != NULL)
-        queue->tail->next = flight;
-    else
-        queue->head = flight;
-    queue->tail = flight;
-}
-
-void queue_remove(flight_queue *queue, rc_flight *flight)
-{
-    if (flight->prev != NULL)
-        flight->prev->next = flight->next;
-    else
-        queue->head = flight->next;
-    if (flight->next != NULL)
-        flight->next->prev = flight->prev;
-    else
-        queue->tail = flight->prev;
-}
-
 void pipe_release(rc_pipe *p)
 {
     if (atomic_fetch_sub(&p->references, 1) > 1)

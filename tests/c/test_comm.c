@@ -100,7 +100,7 @@ static void what_stays_is_copied_bit_by_bit(void)
     rc_work *work = submit(c, &call); /* cannot start it now */
     c->member.drain(&c->member);
     CHECK_EQ(rc_work_wait(work, 0), RC_AGAIN);
-    CHECK_EQ(c->active_head != NULL, 1);
+    CHECK_EQ(c->active.head != NULL, 1);
     engine_unlock(w->engines[0]);
     expect_done(work);
     CHECK(memcmp(src, dst, sizeof src) == 0);
