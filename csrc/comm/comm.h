@@ -23,7 +23,9 @@
  *   port_watch.c  ports that are lost     announce.c    calls announced to peers
  *   lanes.c     lanes and peers that      deliver.c     a frame and its work
  *               fall silent               control.c     control frames
- *   call.c      submission, turns         latch.c, active.c, comm_state.c  works by their names
+ *   call.c      submission, turns         latch.c       ends, noted
+ *                                         active.c      works by their names
+ *                                         comm_state.c  states
  *
  * Threading: under the engine's lock, except for the inbox.
  */
