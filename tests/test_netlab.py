@@ -56,6 +56,25 @@ def python(lab: NetLab, host: int, code: str, *args: str) -> subprocess.Popen[st
     )
 
 
+class Asked:
+    """A Python program on a host that answers each line with one."""
+
+    def __init__(self, lab: NetLab, host: int, code: str, *args: str) -> None:
+        argv = [sys.executable, "-u", "-c", textwrap.dedent(code), *args]
+        program = lab.run(host, argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert program.stdin is not None
+        assert program.stdout is not None
+        self._questions, self._answers = program.stdin, program.stdout
+
+    def read(self) -> str:
+        return self._answers.readline()
+
+    def ask(self) -> str:
+        self._questions.write("go\n")
+        self._questions.flush()
+        return self.read()
+
+
 def output(lab: NetLab, host: int, *argv: str) -> str:
     text, _ = lab.run(host, argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT).communicate()
     return text.strip()
@@ -231,21 +250,12 @@ def test_a_rested_cable_carries_no_faster_and_neither_does_a_changed_one(possibl
         receiver = python(lab, 1, receive, lab.address(1, 0))
         assert receiver.stdout is not None
         assert receiver.stdout.readline() == "ready\n"
-        sender = lab.run(
-            0,
-            [sys.executable, "-u", "-c", textwrap.dedent(send), lab.address(1, 0)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert sender.stdin is not None
-        assert sender.stdout is not None
+        sender = Asked(lab, 0, send, lab.address(1, 0))
         for mbit in (10, 8):
             for host in (0, 1):
                 lab.slow(host, 0, mbit)
-            sender.stdin.write("go\n")
-            sender.stdin.flush()
             least_s = ((1 << 16) - wiring.burst_bytes(mbit, 1500)) * 8e-6 / mbit
-            assert float(sender.stdout.readline()) >= least_s
+            assert float(sender.ask()) >= least_s
 
 
 @pytest.mark.netns
@@ -282,20 +292,11 @@ def test_a_rate_that_falls_holds_no_packet_back(possible: None) -> None:
         server = python(lab, 1, echo, lab.address(1, 0))
         assert server.stdout is not None
         assert server.stdout.readline() == "ready\n"
-        client = lab.run(
-            0,
-            [sys.executable, "-u", "-c", textwrap.dedent(ask), lab.address(1, 0)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert client.stdin is not None
-        assert client.stdout is not None
+        client = Asked(lab, 0, ask, lab.address(1, 0))
         for mbit in (20, 3, 20, 3):
             for host in (0, 1):
                 lab.slow(host, 0, mbit)
-            client.stdin.write("go\n")
-            client.stdin.flush()
-            assert client.stdout.readline() == "done\n"
+            assert client.ask() == "done\n"
 
 
 @pytest.mark.netns
@@ -320,22 +321,13 @@ def test_a_stream_goes_on_where_its_rate_falls(possible: None) -> None:
             stream.sendall(bytes(60_000))
     """
     with NetLab(2, [26], slowest=3) as lab:
-        server = lab.run(
-            1,
-            [sys.executable, "-u", "-c", textwrap.dedent(take), lab.address(1, 0)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert server.stdin is not None
-        assert server.stdout is not None
-        assert server.stdout.readline() == "ready\n"
+        server = Asked(lab, 1, take, lab.address(1, 0))
+        assert server.read() == "ready\n"
         python(lab, 0, send, lab.address(1, 0))
         for mbit in (26, 20, 26, 8, 26, 18):
             for host in (0, 1):
                 lab.slow(host, 0, mbit)
-            server.stdin.write("go\n")
-            server.stdin.flush()
-            assert server.stdout.readline() == "done\n"
+            assert server.ask() == "done\n"
 
 
 @pytest.mark.netns
