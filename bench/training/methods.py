@@ -25,7 +25,6 @@ from torch import nn
 
 from ringcomm import Communicator
 from training import link
-from training.claims import FREEZES
 from training.lion import Lion
 from training.model import CharGPT
 from training.published import PublishedAdam
@@ -451,35 +450,15 @@ _WIRE = (
         ),
         tuned_as="adamw",
     ),
-    *(
-        _wire(
-            f"onebit-adam-{share}",
-            f"OneBitAdam, frozen at {share} %",
-            ADAM,
-            **_ADAM,
-            freeze=share / 100,
-        )
-        for share in FREEZES
-    ),
-    *(
-        _wire(
-            f"freeze-{share}",
-            f"the variance frozen at {share} %, nothing compressed",
-            ADAM,
-            **_ADAM,
-            **_PLAIN,
-            refresh=None,
-            freeze=share / 100,
-        )
-        for share in FREEZES
-    ),
+    _wire("onebit-adam-5", "OneBitAdam, frozen at 5 %", ADAM, **_ADAM, freeze=0.05),
     _wire(
-        "onebit-adam-40-kept",
-        "OneBitAdam, frozen at 40 % and never renewed",
+        "freeze-5",
+        "the variance frozen at 5 %, nothing compressed",
         ADAM,
         **_ADAM,
+        **_PLAIN,
         refresh=None,
-        freeze=0.4,
+        freeze=0.05,
     ),
     Method(
         "onebit-adam-no-mask",
@@ -617,7 +596,7 @@ _STALE = (
 )
 
 _OTHER_OPTIMIZERS = (
-    Method("muon", "Muon, DDP, float32", hooked, {"inner": "muon"}, MUON, settings=("T1", "T4")),
+    Method("muon", "Muon, DDP, float32", hooked, {"inner": "muon"}, MUON),
     Method("sgd", "SGD with momentum, DDP, float32", hooked, {"inner": "sgd"}, SGD),
     Method(
         "sgd-onebit-no-feedback",
