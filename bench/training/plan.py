@@ -5,7 +5,7 @@ For every method and baseline alike:
     tune     4 rates on a logarithmic grid, 2 seeds that are used for nothing else (T5: 1). The rate
              with the least mean loss at the end; where it is the first or the last of the grid,
              the grid grows on that side, up to EXTENSIONS rates, until the best lies inside
-    final    8 seeds at that rate (T5: 3)
+    final    8 seeds at that rate, and at those of claims (T5: 3)
     process  the first of these seeds again, each rank a process, over sockets: to the same bits
 
 T4 starts from one checkpoint of T1 under AdamW, which no tuning changes. Its grid is T1's over ten.
@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 from report.rows import Row, Rows
 
+from training.claims import CLAIMS
 from training.methods import METHODS, Method
 from training.stats import loss_of
 
@@ -145,6 +146,19 @@ def steps_of(setting: Setting, method: Method, role: Role) -> int:
     return steps - steps % method.accumulate
 
 
+def rates_of_claims(method: Method, setting: str) -> list[float]:
+    """Rates at which claims compare a method with another one, beside its own."""
+    return sorted(
+        {
+            claim.lr
+            for claim in CLAIMS
+            if claim.lr is not None
+            and claim.setting == setting
+            and method.name in (claim.method, claim.baseline)
+        }
+    )
+
+
 class Plan:
     """What the rows hold of the methods' runs, and what they lack; a method whose API is missing
     has its rows all the same."""
@@ -215,7 +229,9 @@ class Plan:
             if at is None:
                 continue
             steps = steps_of(setting, method, "final")
-            yield from (Run(name, method.name, at, seed, "final", steps) for seed in method.seeds)
+            for rate in dict.fromkeys((at, *rates_of_claims(method, name))):
+                for seed in method.seeds:
+                    yield Run(name, method.name, rate, seed, "final", steps)
             if method.world == "thread":
                 yield Run(name, method.name, at, method.seeds[0], "process", steps)
 
