@@ -1,0 +1,141 @@
+/* members.c - communicators, from bring-up to their end. See state.h. */
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "state.h"
+
+enum { LEAVE_MS = 1000 };
+
+static void join_ranks(world *w, group *g, int a, int b)
+{
+    for (int lane = 0; lane < g->is->rails * g->is->lanes; lane++) {
+        int fds[2], rail = lane / g->is->lanes;
+        os_lane(g->is->process[a], g->is->process[b], &g->is->wire[rail], fds);
+        check(w, rc_comm_add_lane(g->members[a].comm, b, rail, fds[0], 0.0), "add_lane");
+        check(w, rc_comm_add_lane(g->members[b].comm, a, rail, fds[1], 0.0), "add_lane");
+    }
+}
+
+/* Gives the ranks of each host their memory. */
+static void share_memory(world *w, group *g)
+{
+    for (int host = 0; host < g->is->hosts; host++) {
+        int fd = memfd_create("simulated", MFD_ALLOW_SEALING);
+        for (int rank = 0; rank < g->is->size; rank++)
+            if (g->is->host[rank] == host)
+                check(w, rc_comm_share(g->members[rank].comm, g->is->host, dup(fd)), "share");
+        close(fd);
+    }
+}
+
+void open_group(world *w, group *g)
+{
+    rc_comm_config config = g->is->config;
+    g->is_open = 1;
+    for (int rank = 0; rank < g->is->size; rank++) {
+        config.rank = rank;
+        os_enter(g->is->process[rank]);
+        check(w, rc_comm_create(&g->members[rank].comm, w->engines[g->is->process[rank]], &config),
+              "create");
+        want_turn(w, g->is->process[rank], os_now());
+    }
+    for (int a = 0; a < g->is->size; a++)
+        for (int b = a + 1; b < g->is->size; b++)
+            join_ranks(w, g, a, b);
+    share_memory(w, g);
+}
+
+void start_member(world *w, group *g, int rank)
+{
+    member *m = &g->members[rank];
+    if (m->state != WAITS || m->comm == NULL)
+        return;
+    rc_result result = rc_comm_start(m->comm);
+    if (!(w->codes >> result & 1)) /* a descriptor may be closed by now */
+        check(w, result, "start");
+    m->state = WORKS;
+}
+
+/* ---- splitting ---- */
+
+/* Returns 1 if a process has made all calls of the first group. */
+static int is_through(const world *w, int process)
+{
+    const group *g = &w->group[0];
+    const member *m = &g->members[job_rank_of(g->is, process)];
+    return m->state == WORKS && m->error.code == RC_OK && m->next == g->is->calls &&
+           m->in_flight == 0 && !os_is_dead(process);
+}
+
+void split(world *w, group *g)
+{
+    int there = 0;
+    for (int rank = 0; rank < g->is->size; rank++)
+        there += is_through(w, g->is->process[rank]);
+    if (g->is->is_split && !g->is_open && there == g->is->size)
+        open_group(w, g);
+}
+
+int may_come(const world *w, const group *g)
+{
+    int may = 1;
+    for (int rank = 0; rank < g->is->size; rank++) {
+        int process = g->is->process[rank];
+        const member *m = &w->group[0].members[job_rank_of(w->group[0].is, process)];
+        may &= m->state <= WORKS && m->error.code == RC_OK && !os_is_dead(process);
+    }
+    return g->is_open || may;
+}
+
+/* Returns 1 if the process is still to be, or is, in a group that comes of the first. */
+static int is_to_split(const world *w, int process)
+{
+    const group *g = &w->group[1];
+    int rank = w->job.groups > 1 && g->is->is_split ? job_rank_of(g->is, process) : -1;
+    return rank >= 0 && g->members[rank].state != GONE && may_come(w, g);
+}
+
+/* ---- leaving ---- */
+
+static void close_member(world *w, group *g, int rank)
+{
+    member *m = &g->members[rank];
+    rc_comm_close(m->comm, 0);
+    if (m->comm->buffers.taken != 0)
+        fails(w, "rank %d keeps %d buffers", rank, m->comm->buffers.taken);
+    rc_comm_free(m->comm);
+    m->comm = NULL;
+    m->state = GONE;
+    w->befallen_at = os_now(); /* behind a dark lane its silence begins now */
+    os_trace(g->is->process[rank], "gone group %d", number_of(w, g));
+    want_turn(w, g->is->process[rank], os_now()); /* the process may leave another, too */
+}
+
+void leave(world *w, group *g, int rank)
+{
+    member *m = &g->members[rank];
+    int process = g->is->process[rank], failed = m->error.code != RC_OK;
+    int stays = g == w->group && !failed && is_to_split(w, process);
+    int is_over = m->in_flight == 0 && (m->next == g->is->calls || failed);
+    if (m->state == WORKS && is_over && !stays) {
+        m->state = LEAVES;
+        m->leave_until = os_now() + LEAVE_MS * MS;
+        os_trace(process, "leaves group %d", number_of(w, g));
+    }
+    if (m->state != LEAVES)
+        return;
+    if (rc_comm_leave(m->comm, 0) == RC_OK || os_now() >= m->leave_until)
+        close_member(w, g, rank);
+    else
+        want_turn(w, process, os_now() + MS);
+}
+
+void end_member(world *w, group *g, int rank)
+{
+    member *m = &g->members[rank];
+    os_enter(g->is->process[rank]);
+    if (m->comm != NULL)
+        rc_comm_free(m->comm);
+    drop_tasks(w, m, rank);
+    rc_feedback_free(m->residuals);
+}
