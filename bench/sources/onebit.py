@@ -83,12 +83,7 @@ def points(quick: bool) -> list[Point]:
         layers = transformer(2, 100, 100)
         return [_point("BERT", 2, 1000, layers, rounds=1, settle=7)]
     named = [(model, 8, PAPERS_MBIT[8]) for model in MODELS] + [("BERT", 2, PAPERS_MBIT[2])]
-    named += [
-        (model, hosts, mbit)
-        for hosts in (8, 4, 2)
-        for mbit in (1000, 10_000, 100)
-        for model in MODELS
-    ]
+    named += [(model, 8, mbit) for mbit in (1000, 10_000, 100) for model in MODELS]
     return [
         _point(model, hosts, mbit, MODELS[model][0], rounds=3, settle=7)
         for model, hosts, mbit in named
