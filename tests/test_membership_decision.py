@@ -3,8 +3,10 @@ ranks, over real connections, where a rank falls silent at the worst moment."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +41,8 @@ from ringcomm.membership.decision import (
 )
 
 GRACE = 30.0
+TCP_REPAIR = 19
+"""Option of a socket that is taken from its kernel, and put into another one."""
 
 
 def ready(rank: int, at: float = 0.0, **fields: Any) -> Ready:
@@ -497,6 +501,31 @@ def test_two_ranks_that_look_for_each_other_stay_connected(nothing_left: None) -
         for one in both:
             one.close()
         assert stayed
+
+
+def test_a_dial_learns_that_its_connection_is_forgotten(nothing_left: None) -> None:
+    """The kernel of the other end let it in, and gave it up while the network was dark."""
+    one = agreement(Terms(1, 2, 2, 3.0, 6.0), job_hash("test"))
+    taken: list[socket.socket] = []
+
+    def let_in() -> bool:
+        one.catch_up()
+        with contextlib.suppress(BlockingIOError):
+            taken.append(listener.accept()[0])
+        return bool(taken)
+
+    with contextlib.closing(one), listen("127.0.0.1") as listener:
+        one.look_for({0: [listener.getsockname()[:2]]})
+        assert until(let_in)
+        with taken.pop() as first:
+            assert until(lambda: one.catch_up() or one._control.silent)
+            assert first.recv(1)
+            try:
+                first.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)  # its close says nothing
+            except PermissionError:
+                pytest.skip("the kernel does not let us forget a connection")
+        assert until(let_in), "it waits for ever for an answer"
+        taken.pop().close()
 
 
 def test_nobody_takes_the_place_of_who_lives(ranks: Ranks) -> None:

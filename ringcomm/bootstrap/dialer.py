@@ -5,8 +5,9 @@
 
 Invariants: ``state`` and ``detail`` always say, in the words of join_failure.py, how the latest try
 went; a peer's refusal is trusted only if it is proven; once connected, a Dial waits until the
-other end answers or closes, so that it keeps its place in the peer's queue, where strangers may
-be before it; a Dial owns its socket until it hands it over.
+other end answers, closes or is no longer there (its kernel answers keepalives), so that it keeps
+its place in the peer's queue, where strangers may be before it; a Dial owns its socket until it
+hands it over.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .handshake import Client
 from .handshake_params import Outcome, RefusedError
 from .join_failure import MUTE, NO_ANSWER, REFUSED
 from .loop import READ, WRITE, Loop, Timer
-from .sockets import bind_to_device, family, place
+from .sockets import bind_to_device, family, keep_alive, place
 from .system import describe
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
@@ -138,6 +139,7 @@ class Dial:
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_alive(sock, True)
             if way.device:
                 bind_to_device(sock, way.device)
             if way.source:
