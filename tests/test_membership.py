@@ -18,8 +18,12 @@ import pytest
 from faults import rounds
 from faults.job import Job, Nursery, nursery_of
 from patience import PATIENCE, PROMPT, until
+from ports import free_port
 
 import ringcomm
+from ringcomm import communicator
+from ringcomm.bootstrap.bringup import Bringup
+from ringcomm.bootstrap.mesh import Mesh
 from ringcomm.bootstrap.sockets import listen
 from ringcomm.membership import Membership, listening
 
@@ -231,6 +235,52 @@ def test_started_again_where_others_have_the_ports(member_lives: bool) -> None:
             again.begin_round(0)
         for port in ports:
             assert f"127.0.0.1:{port}" in str(failure.value)
+
+
+@pytest.mark.parametrize("part", ["offer", "open"])
+@pytest.mark.parametrize("world", [3, 2])
+def test_who_cannot_do_its_own_part(part: str, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port of rank 1 has no carrier when members meet anew, or the limit of its memory is
+    reached. It leaves where the others are enough; else it tries again."""
+    trouble = ringcomm.RingcommError("as if")
+    troubles = [trouble]
+    offer, open_handle = Bringup._offer, communicator.open_handle
+
+    def cannot_offer(self: Bringup, deadline: float) -> Any:
+        if self._epoch and self._rank == 1 and troubles:
+            raise troubles.pop()
+        return offer(self, deadline)
+
+    def cannot_open(mesh: Mesh, config: ringcomm.Config, epoch: int, engine: Any) -> Any:
+        if epoch and mesh.rank == 1 and troubles:
+            raise troubles.pop()
+        return open_handle(mesh, config, epoch, engine)
+
+    if part == "offer":
+        monkeypatch.setattr(Bringup, "_offer", cannot_offer)
+    else:
+        monkeypatch.setattr(communicator, "open_handle", cannot_open)
+
+    def rank(number: int) -> Any:
+        with Membership(
+            rank=number, world_size=world, init_method=method, min_peers=2, config=config
+        ) as one:
+            one.begin_round(0)
+            try:
+                found = one.lost(ringcomm.PeerLostError("as if"))
+                while True:
+                    try:
+                        one.end_round()
+                        return found.members
+                    except ringcomm.PeerLostError as error:
+                        found = one.lost(error)
+            except ringcomm.RingcommError as error:
+                return error
+
+    config, method = ringcomm.Config(timeout=30.0), f"tcp://127.0.0.1:{free_port()}"
+    with ThreadPoolExecutor(world) as threads:
+        found = list(threads.map(rank, range(world)))
+    assert found == ([(0, 2), trouble, (0, 2)] if world == 3 else [(0, 1), (0, 1)])
 
 
 @pytest.mark.netns

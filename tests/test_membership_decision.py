@@ -11,7 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -39,6 +40,7 @@ from ringcomm.membership.decision import (
     Wait,
     decide,
 )
+from ringcomm.membership.formation import Formation
 
 GRACE = 30.0
 TCP_REPAIR = 19
@@ -329,6 +331,31 @@ def test_what_is_malformed_is_refused(payload: bytes) -> None:
     ):
         with pytest.raises(BootstrapError, match="rank 1"):
             read()
+
+
+def test_an_older_formation_may_blame_who_is_not_in_this_one() -> None:
+    first = go(decide(seen_by(0, 3, ready(0), ready(1), gone={2: 0.0}), 0.0))
+    formation = Formation(cast(Any, None), 1, 0, first)
+    late = messages.pack_failed(first.epoch - 1, (2,), "rank 2 does not answer")
+    formation.receive(0, messages.Kind.FAILED, late, 3)
+    formation._raise_trouble()
+
+
+def test_a_step_that_is_complete_counts_though_the_formation_failed_behind_it() -> None:
+    """Else a rank whose own part has failed would not learn how many others could do theirs."""
+    epoch, blobs = 1, [b"{}", b'{"error":"no carrier"}']
+
+    def run(until: Callable[[], bool], _deadline: float) -> bool:
+        formation.receive(0, messages.Kind.ALL, messages.pack_all(epoch, 1, blobs), 2)
+        formation.receive(0, messages.Kind.FAILED, messages.pack_failed(epoch, (1,), "late"), 2)
+        return until()
+
+    control = SimpleNamespace(run=run, send=lambda *_: None, is_linked=lambda _: True)
+    view = seen_by(0, 2, ready(0), ready(1, healthy=False))
+    formation = Formation(cast(Any, control), 1, 0, go(decide(view, 0.0)))
+    assert (formation.allgather(b"{}", 0.0), formation.unable) == (blobs, {1})
+    with pytest.raises(BootstrapError, match="late"):
+        formation.allgather(b"{}", 0.0)
 
 
 # ---- over connections ----

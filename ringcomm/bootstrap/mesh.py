@@ -92,17 +92,22 @@ def connect(
 
 
 def _greet(exchange: Exchange, config: Config, deadline: float) -> list[Greeting]:
+    greetings = exchange_round(
+        exchange, deadline, lambda: _greeting(config).to_fields(), Greeting.from_record
+    )
+    check_settings(greetings)
+    return greetings
+
+
+def _greeting(config: Config) -> Greeting:
     settings = {name: str(value) for name, value in config.shared_fields().items()}
-    mine = Greeting(
+    return Greeting(
         host=socket.gethostname(),
         host_key=host_key(),
         machine_key=machine_key(),
         session=secrets.token_hex(16),
         settings={"the version of ringcomm": _version(), **settings},
     )
-    greetings = exchange_round(exchange, deadline, mine.to_fields, Greeting.from_record)
-    check_settings(greetings)
-    return greetings
 
 
 def _version() -> str:

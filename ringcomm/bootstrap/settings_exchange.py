@@ -19,6 +19,7 @@ from ..errors import BootstrapError, ConfigError, RingcommError
 from .rails import Endpoint, Port
 from .records import Record, pack
 from .rendezvous import Exchange
+from .system import typed_errors
 
 MAX_PORTS = 16
 
@@ -40,20 +41,29 @@ def exchange_round(
     """
     failure: RingcommError | None = None
     try:
-        blob = pack(make())
+        with typed_errors():
+            blob = pack(make())
     except RingcommError as error:
         failure = error
         blob = pack({"error": str(error)[:1500]})
     blobs = exchange.allgather(blob, deadline)
     if failure is not None:
         raise failure
-    records = [Record.unpack(f"rank {rank}", blob) for rank, blob in enumerate(blobs)]
-    failed = {rank: r.text("error") for rank, r in enumerate(records) if r.has("error")}
+    failed = unable(blobs)
     if failed:
         lines = "; ".join(f"rank {rank}: {why}" for rank, why in failed.items())
         culprit = next(iter(failed)) if len(failed) == 1 else None
         raise BootstrapError(f"not all ranks could go on. {lines}", rank=culprit)
-    return [read(rank, record) for rank, record in enumerate(records)]
+    return [read(rank, record) for rank, record in enumerate(_records(blobs))]
+
+
+def unable(blobs: Sequence[bytes]) -> dict[int, str]:
+    """Returns the ranks whose make() failed in a round, and why. Raises BootstrapError."""
+    return {rank: r.text("error") for rank, r in enumerate(_records(blobs)) if r.has("error")}
+
+
+def _records(blobs: Sequence[bytes]) -> list[Record]:
+    return [Record.unpack(f"rank {rank}", blob) for rank, blob in enumerate(blobs)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -273,7 +273,7 @@ class Agreement:
         elif kind == Kind.GO:
             self._receive_go(rank, messages.read_go(source, payload, world))
         elif self._formation is not None:
-            self._formation.receive(rank, kind, payload)
+            self._formation.receive(rank, kind, payload, world)
 
     def _receive_intro(self, rank: int, intro: Intro) -> None:
         """Takes a rank's INTRO: learns addresses, and forgets the READY of an earlier process."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from ..bootstrap.join_failure import Lost
 from ..bootstrap.loop import READ, Loop
 from ..bootstrap.records import split_blobs
+from ..bootstrap.settings_exchange import unable
 from ..errors import BootstrapError
 from .control import Connections
 from .decision import Go
@@ -33,11 +34,18 @@ class FormationError(BootstrapError):
 
 
 class Formation:
-    """One rank's part in one attempt of a Go's members to form a communicator."""
+    """One rank's part in one attempt of a Go's members to form a communicator.
+
+    Attributes:
+        go: as given.
+        decider: rank that has sent it.
+        unable: members that could not do their own part, as one whose port is down.
+    """
 
     def __init__(self, control: Connections, rank: int, decider: int, go: Go) -> None:
         self.go = go
         self.decider = decider
+        self.unable: set[int] = set()
         self._control = control
         self._rank = rank
         self._step = 0
@@ -47,12 +55,11 @@ class Formation:
 
     # ---- receiving ----
 
-    def receive(self, rank: int, kind: Kind, payload: bytes) -> None:
+    def receive(self, rank: int, kind: Kind, payload: bytes, world_size: int) -> None:
         """Takes a BLOB, ALL or FAILED; ignores those of another epoch or of a rank that may not
         send them. Raises BootstrapError."""
         if kind == Kind.FAILED:
-            world = max(self.go.members) + 1
-            epoch, blames, text = read_failed(f"rank {rank}", payload, world)
+            epoch, blames, text = read_failed(f"rank {rank}", payload, world_size)
             if rank == self.decider and epoch == self.go.epoch:
                 self.fail(text, blames)
             return
@@ -82,15 +89,10 @@ class Formation:
     def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
         """Exchanges blobs by way of the decider; see rendezvous.Exchange."""
         self._step += 1
-        if self._rank == self.decider:
-            return self._collect(blob, deadline)
-        self._control.send(self.decider, Kind.BLOB, pack_blob(self.go.epoch, self._step, blob))
-        if not self._control.run(lambda: self._over(self._step in self._all), deadline):
-            self.fail(
-                f"rank {self.decider}, which leads the formation, does not answer", (self.decider,)
-            )
-        self._raise_trouble()
-        return self._all.pop(self._step)
+        share = self._collect if self._rank == self.decider else self._hand_in
+        blobs = share(blob, deadline)
+        self.unable = {self.go.members[at] for at in unable(blobs)}
+        return blobs
 
     def alarm(self, loop: Loop, ring: Callable[[], None], _lost: Lost) -> None:
         """Rings once the formation has failed; see rendezvous.Exchange."""
@@ -108,6 +110,16 @@ class Formation:
         """Does nothing: the connections stay open."""
 
     # ---- helpers ----
+
+    def _hand_in(self, blob: bytes, deadline: float) -> list[bytes]:
+        self._control.send(self.decider, Kind.BLOB, pack_blob(self.go.epoch, self._step, blob))
+        if not self._control.run(lambda: self._over(self._step in self._all), deadline):
+            self.fail(
+                f"rank {self.decider}, which leads the formation, does not answer", (self.decider,)
+            )
+        if self._step not in self._all:  # else FAILED may have come right behind it
+            self._raise_trouble()
+        return self._all.pop(self._step)
 
     def _collect(self, blob: bytes, deadline: float) -> list[bytes]:
         blobs = self._blobs.setdefault(self._step, {})

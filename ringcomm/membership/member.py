@@ -46,6 +46,8 @@ _log = logging.getLogger("ringcomm")
 _RECOVERABLE = (PeerLostError, CommTimeoutError, AbortedError, ProtocolError, BootstrapError)
 _CLOSE_S = 0.1
 """Seconds to close a communicator whose members may not answer any more."""
+_UNABLE_S = 1.0
+"""Seconds until a rank whose own part has failed tries again."""
 _LEAST_FORMING_S = 5.0
 """Least seconds for a formation: a port that is dead beside its sibling takes 3 s of them."""
 
@@ -279,10 +281,10 @@ class Membership:
                 if go.is_new:
                     self._form(formation)
             except RingcommError as failure:
-                found = self._blamed_by(failure, go.members)
+                found = self._blamed_by(failure, go.members) | formation.unable - {self.rank}
                 blames |= found
                 agreement.failed(formation, sorted(found), str(failure))
-                self._check_worth_repeating(failure, time.monotonic() - began)
+                self._check_worth_repeating(failure, formation, time.monotonic() - began)
             else:
                 agreement.entered(go)
                 return self._enter(go)
@@ -313,15 +315,27 @@ class Membership:
         identity = Identity(rank, len(go.members), launcher="membership", job=job)
         with typed_errors():
             made = mesh.join(identity, settings, self._secret, formation, go.epoch)
+        formation.unable.add(self.rank)  # until it has the communicator
         self._comm = Communicator(Joined(made, self._config, self._secret, job, go.epoch))
 
-    def _check_worth_repeating(self, failure: RingcommError, tried: float) -> None:
-        """Raises the failure if another attempt would fail the same way."""
+    def _check_worth_repeating(
+        self, failure: RingcommError, formation: Formation, tried: float
+    ) -> None:
+        """Raises the failure if another attempt would fail the same way, or if this rank's own part
+        has failed and enough others can go on without it."""
         _log.info("membership: the members did not come together: %s", failure)
         stands_alone = self._history == STARTED_AGAIN and isinstance(failure, ConfigError)
-        if stands_alone or tried > self._grace_s + self._config.timeout:
+        is_own = self.rank in formation.unable
+        able = len(formation.go.members) - len(formation.unable)
+        if (
+            stands_alone
+            or (is_own and able >= self._min_peers)
+            or tried > self._grace_s + self._config.timeout
+        ):
             self.close()
             raise failure
+        if is_own:
+            time.sleep(_UNABLE_S)
 
     # ---- helpers ----
 
