@@ -9,7 +9,8 @@ Invariants: what is said over a connection arrives in order, and late only; a RE
 at any time while its connection stands (a rank repeats it, too); what a process does not hear,
 because it works, lies in its mailbox, as in a kernel; a connection that is cut loses what is on
 its way, and both ends learn of it. A round is done when all its members have been in it for a
-moment, by a communicator that none has left.
+moment, by a communicator that none has left. All members then have worked on the same: on what the
+leader has, which those who joined are given.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ class World:
         delay: from now on of what is said, by the ranks that say and hear it.
         rounds: which ranks have been in a round and by which GO, by epoch and number.
         done: rounds that have been completed, in order.
-        broken: communicators that somebody has left, and who was first, by epoch.
+        broken: communicators that somebody has left, and who was first, by epoch and origin.
+        may_part: a formation had so few members that remember the one before that another one may
+            have been made beside it.
+        dark: ranks that reach nobody now.
     """
 
     def __init__(self, size: int, min_peers: int, grace_s: float, timeout: float) -> None:
@@ -70,7 +74,10 @@ class World:
         self.delay: dict[tuple[int, int], float] = {}
         self.rounds: dict[History, dict[int, Go]] = {}
         self.done: list[History] = []
-        self.broken: dict[int, int] = {}
+        self.broken: dict[Epoch, int] = {}
+        self.may_part = False
+        self.dark: set[int] = set()
+        self._works = itertools.count(1)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._places = itertools.count(1024)
@@ -126,29 +133,58 @@ class World:
         for rank, other in inside.items():
             assert other == go, f"ranks {rank} and {process.rank} are in {key} by {other} and {go}"
         inside[process.rank] = go
-        if go.epoch in self.broken:
-            self.later(self.now, lambda: process.lose(self.broken[go.epoch], go.epoch))
+        epoch = (go.epoch, go.origin)
+        if epoch in self.broken:
+            self.later(self.now, lambda: process.lose(self.broken[epoch], epoch))
         elif len(inside) == len(go.members):
             self.later(self.now + ROUND_S, lambda: self._complete(key, go))
 
     def _complete(self, key: History, go: Go) -> None:
         inside = self.rounds[key]
-        if go.epoch in self.broken or not all(inside.get(rank) == go for rank in go.members):
+        is_broken = (go.epoch, go.origin) in self.broken
+        if is_broken or not all(inside.get(rank) == go for rank in go.members):
             return
-        assert not self.done or key > self.done[-1], f"{key} is done behind {self.done[-1]}"
+        members = {rank: self.processes[rank] for rank in go.members}
+        remember = [one for one in members.values() if one.history != STARTED_AGAIN]
+        self.may_part |= len(remember) + self.min_peers <= self.size
+        latest = max(self.done, default=NONE_YET)
+        assert self.may_part or key > latest, f"{key} is done behind {latest}"
+        for rank, one in members.items():
+            same = one.work == members[go.leader].work
+            assert same or rank in go.joined, f"rank {rank} has other work than {go}"
         self.done.append(key)
-        for rank in go.members:
-            self.processes[rank].complete(key)
+        work = next(self._works)
+        for one in members.values():
+            one.complete(key, work)
 
-    def left_communicator(self, process: Process, epoch: int) -> None:
+    def left_communicator(self, process: Process, epoch: Epoch) -> None:
         """Its lanes end: the others' round fails."""
         self.broken.setdefault(epoch, process.rank)
         for one in self.processes:
-            self.later(self.now, partial(one.lose, process.rank, epoch))
+            if one is not process:
+                self.later(self.now, partial(one.lose, process.rank, epoch))
+
+    def darken(self, process: Process) -> None:
+        """Its network is cut off, until ``lighten``: it and the others lose each other."""
+        self.dark.add(process.rank)
+        others = [one for one in self.processes if one is not process]
+        for one in others:
+            one.wire.cut(process.rank)
+            process.wire.cut(one.rank)
+        if process.epoch is not None:
+            self.left_communicator(process, process.epoch)
+            process.lose(process.rank, process.epoch)
+
+    def lighten(self) -> None:
+        """All networks are back, and who waits dials."""
+        self.dark.clear()
+        self.later(self.now, lambda: None)
 
 
 Item = tuple[str, Link, Any]
 """What a process hears: a knock, a welcome, a message or the end of a link."""
+Epoch = tuple[int, int]
+"""Epoch and origin of a communicator's formation."""
 
 
 class Process:
@@ -158,6 +194,7 @@ class Process:
         state: "works" (between two rounds), "waits" (in begin_round or lost), "inside" (a round),
             "ended".
         epoch: of its communicator; None: it has none.
+        work: number of what it has worked on; all members of a round have the same after it.
         wakes_at: when it has to decide anew.
     """
 
@@ -169,8 +206,8 @@ class Process:
         self.lives = True
         self.why = ""
         self.history: History = STARTED_AGAIN if rejoins else NONE_YET
-        self.number = 0
-        self.epoch: int | None = None if rejoins else 0
+        self.number = self.work = 0
+        self.epoch: Epoch | None = None if rejoins else (0, 0)
         self.is_well = not rejoins
         self.members: tuple[int, ...] = () if rejoins else tuple(range(world.size))
         self.blames: set[int] = set()
@@ -179,6 +216,7 @@ class Process:
         self._forming_until = math.inf
         terms = Terms(rank, world.size, world.min_peers, world.grace_s, world.timeout)
         self.agreement = Agreement(terms, [self.place], self._connect, world.clock)
+        self.agreement._process = self.place[1]  # else by chance, and no run were like another
 
     def _connect(self, receive: Receive, link_made: LinkMade) -> Wire:
         self.wire = Wire(self, receive, link_made)
@@ -270,22 +308,22 @@ class Process:
         """The round begins here."""
         if go.is_new:
             self._leave_communicator()
-            self.epoch, self.is_well = go.epoch, True
-        assert self.epoch == go.epoch
+            self.epoch, self.is_well = (go.epoch, go.origin), True
+        assert self.epoch == (go.epoch, go.origin)
         self.agreement.entered(go)
         self.state, self.wakes_at, self._forming_until = "inside", math.inf, math.inf
         self.members, self.number, self.blames = go.members, go.number, set()
-        self.world.enter(self, (go.epoch, go.number), go)
+        self.world.enter(self, (go.epoch, go.number, go.origin), go)
 
-    def complete(self, key: History) -> None:
-        self.state, self.history, self.number = "works", key, key[1] + 1
+    def complete(self, key: History, work: int) -> None:
+        self.state, self.history, self.number, self.work = "works", key, key[1] + 1, work
 
-    def lose(self, rank: int, epoch: int) -> None:
+    def lose(self, rank: int, epoch: Epoch) -> None:
         """That communicator has ended with this rank's lanes."""
-        if self.epoch != epoch or not self.lives or rank == self.rank:
+        if self.epoch != epoch or not self.lives:
             return
         self.is_well = False
-        self.blames.add(rank)
+        self.blames |= {rank} - {self.rank}
         if self.state == "inside":
             self._come()
 
@@ -321,6 +359,7 @@ class Wire:
         self._ended: dict[int, tuple[float, bool]] = {}
         self._began = process.world.now
         self._places: dict[int, set[Address]] = {}
+        self._wanted: set[int] = set()
         self._knocks: dict[int, Link] = {}
 
     # ---- control.Connections ----
@@ -376,8 +415,9 @@ class Wire:
         known.update(places)
         if self.is_linked(rank) or rank in self._knocks:
             return
+        self._wanted.add(rank)
         found = next(filter(None, map(self._world.at_place, sorted(known))), None)
-        if found is not None:
+        if found is not None and self._world.dark.isdisjoint((self._process.rank, rank)):
             link = Link((self._process, found))
             self._knocks[rank] = link
             self._world.say(link, found, ("knock", link, None))
@@ -391,6 +431,8 @@ class Wire:
     # ---- what comes ----
 
     def hear_all(self) -> None:
+        for rank in sorted(self._wanted):
+            self.dial(rank, ())
         mailbox = self._process.mailbox
         while mailbox and self._process.lives:
             what, link, said = mailbox.pop(0)
@@ -429,6 +471,7 @@ class Wire:
 
     def _take(self, rank: int, link: Link) -> None:
         self._links.setdefault(rank, []).append(link)
+        self._wanted.discard(rank)
         self._link_made(rank)
 
     def _drop(self, rank: int, link: Link, surely: bool) -> None:
@@ -463,6 +506,9 @@ class Wire:
 
     def cut(self, rank: int) -> None:
         """The network ends the connections to a rank, and what is on its way is lost."""
+        knock = self._knocks.get(rank)
+        if knock is not None:
+            self.turned_away(knock)
         for link in list(self._links.get(rank, ())):
             link.stands = False
             other = link.other(self._process)

@@ -49,7 +49,7 @@ TCP_REPAIR = 19
 
 def ready(rank: int, at: float = 0.0, **fields: Any) -> Ready:
     values: dict[str, Any] = {
-        "history": (0, 7),
+        "history": (0, 7, 0),
         "number": 8,
         "healthy": True,
         "blames": (),
@@ -116,10 +116,10 @@ def test_who_is_blamed_has_a_moment() -> None:
 
 
 def test_who_is_no_member_is_not_waited_for_and_is_let_in() -> None:
-    both = [ready(rank, epoch=4, history=(4, 7)) for rank in (0, 1)]
+    both = [ready(rank, epoch=4, history=(4, 7, 0)) for rank in (0, 1)]
     view = seen_by(0, 3, *both, members=(0, 1))
     assert not go(decide(view, 0.0)).is_new
-    back = ready(2, epoch=2, seen=9, behind=True, history=(2, 3), number=4)
+    back = ready(2, epoch=2, seen=9, behind=True, history=(2, 3, 0), number=4)
     one = go(decide(dataclasses.replace(view, ready={**view.ready, 2: back}), 0.0))
     assert (one.is_new, one.epoch, one.number) == (True, 10, 8)
     assert (one.members, one.joined, one.left) == ((0, 1, 2), (2,), ())
@@ -150,12 +150,22 @@ def test_the_latest_history_leads() -> None:
     """Rank 0 repeats a round that the others have completed in the same formation; rank 1's is of
     an older one."""
     those = [
-        ready(0, history=(3, 6), number=7, healthy=False),
-        ready(1, history=(2, 9), number=10),
-        ready(2, history=(3, 7), number=8),
+        ready(0, history=(3, 6, 0), number=7, healthy=False),
+        ready(1, history=(2, 9, 0), number=10),
+        ready(2, history=(3, 7, 0), number=8),
     ]
     one = go(decide(seen_by(0, 3, *(dataclasses.replace(r, epoch=3) for r in those)), 0.0))
     assert (one.leader, one.joined, one.number) == (2, (0, 1), 8)
+
+
+def test_formations_of_one_epoch_are_told_apart() -> None:
+    """Rank 0 has been in another one than ranks 1 and 2, and made as many rounds."""
+    those = [ready(rank, epoch=1, history=(1, 7, 3), origin=3) for rank in (1, 2)]
+    mine = ready(0, epoch=1, history=(1, 7, 2), origin=2)
+    view = seen_by(0, 3, mine, *those, members=(0, 1), gone={}, process=4)
+    one = go(decide(view, 0.0))
+    assert (one.leader, one.joined, one.is_new, one.origin) == (1, (0,), True, 4)
+    assert go(decide(dataclasses.replace(view, ready={0: mine, 1: those[0]}), 0.0)).is_new
 
 
 # ---- who may not decide ----
@@ -272,7 +282,7 @@ def any_state(draw: st.DrawFn) -> tuple[View, float]:
             behind=draw(st.booleans()),
             blames=tuple(draw(st.sets(st.integers(0, world - 1)))),
             healthy=draw(st.booleans()),
-            history=draw(st.tuples(st.integers(0, 2), st.integers(0, 2))),
+            history=draw(st.tuples(*[st.integers(0, 2)] * 3)),
         )
         for one in those
     ]
@@ -304,11 +314,13 @@ def test_whatever_the_state(case: tuple[View, float]) -> None:
 
 
 def test_messages_survive_the_wire() -> None:
-    one = ready(2, 10.0, blames=(0, 1), token=b"\xff\0", behind=True, history=STARTED_AGAIN)
+    fields = {"blames": (0, 1), "token": b"\xff\0", "behind": True, "history": STARTED_AGAIN}
+    one = ready(2, 10.0, origin=5, **fields)
     assert messages.read_ready(2, messages.pack_ready(one, 12.0), 3, 112.0) == (
         dataclasses.replace(one, at=110.0)
     )
-    first = go(decide(seen_by(0, 3, ready(0), ready(1, healthy=False), ready(2)), 0.0))
+    view = seen_by(0, 3, ready(0), ready(1, healthy=False), ready(2), process=6)
+    first = go(decide(view, 0.0))
     assert messages.read_go("rank 0", messages.pack_go(first), 3) == first
     book = {0: [("127.0.0.1", 5)], 2: [("::1", 6), ("10.0.0.1", 7)]}
     assert messages.read_book("rank 0", messages.pack_book(book), 3) == book

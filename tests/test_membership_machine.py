@@ -1,60 +1,82 @@
-"""Members agree whatever the network does: what hypothesis lets ranks and the network do, over a
+"""Members agree whatever the network does: what ranks and the network do is drawn by chance, over a
 clock that is set. membership_world.py has both.
 
     Punctual    nobody fails: every round is one of all, by the first communicator
-    Hurt        processes end and come back, connections are cut, ranks are late: no two rounds
-                disagree, none is done behind a later one, and all who live come together again
+    Hurt        processes end and come back, connections are cut, networks are dark for a while,
+                ranks are late: no two rounds disagree, none is done behind a later one, all members
+                of a round work on the same, and all who live come together again
 """
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+import random
+
+import pytest
 from membership_world import World
 
-RANKS = st.integers(0, 3)
-MOMENTS = st.sampled_from([0.0, 0.06, 0.3, 2.0])
+MOMENTS = [0.0, 0.06, 0.3, 2.0]
 """Seconds; a rank that has waited 0.05 s repeats its READY."""
+STEPS = 30
 
 
-class _Machine(RuleBasedStateMachine):
+class Punctual:
     """Ranks that come to rounds, and a network that is slow and repeats."""
 
     grace_s, timeout = 100.0, 100.0
+    sizes = 2, 3, 4
     slowest = 0.4
     """Seconds; of two messages, one after the other, below decision.TAKEOVER_S."""
 
-    @initialize(size=st.integers(2, 4))
-    def begin(self, size: int) -> None:
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        size = self.chance.choice(self.sizes)
         self.world = World(size, size // 2 + 1, self.grace_s, self.timeout)
+        self.steps = [self.come, self.time_passes, self.be_slow, self.repeat]
 
-    @rule(after=st.lists(MOMENTS, min_size=4, max_size=4), on_time=st.booleans())
-    def come(self, after: list[float], on_time: bool) -> None:
+    def walk(self) -> None:
+        for _ in range(STEPS):
+            self.chance.choice(self.steps)()
+            self.check()
+        self.settle()
+        self.check()
+
+    def check(self) -> None:
+        """All are in every round."""
+        world = self.world
+        assert world.done == [(0, number, 0) for number in range(len(world.done))]
+        for key, inside in world.rounds.items():
+            for go in inside.values():
+                assert (key, go.members, go.is_new) == (key, tuple(range(world.size)), False)
+
+    def rank(self) -> int:
+        return self.chance.randrange(self.world.size)
+
+    # ---- what happens ----
+
+    def come(self) -> None:
         """All who work come to the next round, each in its time; the last may still be on its way
         when the next thing happens."""
         world, first = self.world, self.world.now
-        for one, seconds in zip(world.processes, after, strict=False):
+        after = [self.chance.choice(MOMENTS) for _ in world.processes]
+        for one, seconds in zip(world.processes, after, strict=True):
             world.later(first + seconds, one.come)
-        ends = sorted(after[: world.size])
-        world.run(lambda: False, first + (ends[-1] + 1.0 if on_time else ends[-2]))
+        ends = sorted(after)
+        world.run(lambda: False, first + self.chance.choice([ends[-1] + 1.0, ends[-2]]))
 
-    @rule(seconds=MOMENTS)
-    def time_passes(self, seconds: float) -> None:
-        self.world.run(lambda: False, self.world.now + seconds)
+    def time_passes(self) -> None:
+        self.world.run(lambda: False, self.world.now + self.chance.choice(MOMENTS))
 
-    @rule(a=RANKS, b=RANKS, part=st.sampled_from([0.0, 0.1, 1.0]))
-    def be_slow(self, a: int, b: int, part: float) -> None:
-        self.world.delay[a % self.world.size, b % self.world.size] = part * self.slowest
+    def be_slow(self) -> None:
+        self.world.delay[self.rank(), self.rank()] = self.chance.choice([0, 0.1, 1]) * self.slowest
 
-    @rule(a=RANKS, b=RANKS, which=st.integers(0, 7))
-    def repeat(self, a: int, b: int, which: int) -> None:
-        self.world.processes[a % self.world.size].wire.repeat(b % self.world.size, which)
+    def repeat(self) -> None:
+        self.world.processes[self.rank()].wire.repeat(self.rank(), self.chance.randrange(8))
 
     def settle(self) -> None:
         """Everyone comes, until all who live are through a round together."""
         world = self.world
         world.delay.clear()
+        world.lighten()
         world.run(lambda: False, world.now + 3.0)  # who is on its way has come
         for _ in range(4):
             for one in world.processes:
@@ -72,73 +94,92 @@ class _Machine(RuleBasedStateMachine):
         return all((one.state, one.members, one.history) == together for one in living)
 
 
-class Punctual(_Machine):
-    """See above."""
-
-    @invariant()
-    def all_are_in_every_round(self) -> None:
-        world = self.world
-        assert world.done == [(0, number) for number in range(len(world.done))]
-        for key, inside in world.rounds.items():
-            for go in inside.values():
-                assert (key, go.members, go.is_new) == (key, tuple(range(world.size)), False)
-
-    def teardown(self) -> None:
-        if hasattr(self, "world"):
-            self.all_are_in_every_round()  # else there is nothing to settle
-            self.settle()
-            self.all_are_in_every_round()
-
-
-class Hurt(_Machine):
+class Hurt(Punctual):
     """See above."""
 
     grace_s, timeout = 3.0, 1000.0
+    sizes = 3, 4
     slowest = 3.0
     was_apart = False
 
-    @rule(rank=RANKS)
-    def die(self, rank: int) -> None:
-        world = self.world
-        living = [one.rank for one in world.processes if one.lives]
-        if rank in living and len(living) > world.min_peers:
-            world.processes[rank].end()
-            self.was_apart = True
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.steps += [self.one_comes, self.be_late, self.cut]
+        self.steps += 2 * [self.die_or_come_back, self.be_dark_or_light]
 
-    @rule(rank=RANKS)
-    def come_back(self, rank: int) -> None:
-        if rank < self.world.size and not self.world.processes[rank].lives:
+    def check(self) -> None:
+        """The world asserts what holds of each round."""
+
+    def one_comes(self) -> None:
+        self.world.processes[self.rank()].come()
+
+    def die_or_come_back(self) -> None:
+        living = [one for one in self.world.processes if one.lives]
+        for rank in [one.rank for one in self.world.processes if not one.lives]:
             self.world.restart(rank)
-
-    @rule(a=RANKS, b=RANKS)
-    def cut(self, a: int, b: int) -> None:
-        if a != b and max(a, b) < self.world.size and self.world.processes[a].lives:
-            self.world.processes[a].wire.cut(b)
+            self.world.processes[rank].come()
+        if len(living) == self.world.size:
+            self.chance.choice(living).end()
             self.was_apart = True
 
-    @rule()
+    def cut(self) -> None:
+        a, b = self.chance.sample(self.world.processes, 2)
+        if a.lives:
+            a.wire.cut(b.rank)
+            self.was_apart = True
+
+    def be_dark_or_light(self) -> None:
+        one = self.chance.choice(self.world.processes)
+        if self.world.dark:
+            self.world.lighten()
+        elif one.lives:
+            self.world.darken(one)
+            self.was_apart = True
+
     def be_late(self) -> None:
         self.world.run(lambda: False, self.world.now + 2 * self.grace_s)
 
-    def teardown(self) -> None:
+    def settle(self) -> None:
         """Too few may be left where processes ended or connections were cut, and be told so."""
-        if hasattr(self, "world"):
-            self.settle()
-            assert self.was_apart or not any(one.why for one in self.world.processes)
+        super().settle()
+        assert self.was_apart or not any(one.why for one in self.world.processes)
 
 
-BUDGET = settings(
-    max_examples=60,
-    stateful_step_count=20,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=[Phase.generate],
-    report_multiple_bugs=False,
-    suppress_health_check=list(HealthCheck),
-)
-"""Nothing is shrunk: where members do not come together, every try takes hours of their clock."""
-TestPunctual = Punctual.TestCase
-TestPunctual.settings = BUDGET
-TestHurt = Hurt.TestCase
-TestHurt.settings = BUDGET
+def come(world: World, *ranks: int) -> None:
+    """These come, and a round is done."""
+    done = len(world.done)
+    for rank in ranks:
+        world.processes[rank].come()
+    assert world.run(lambda: len(world.done) > done, world.now + 100.0)
+
+
+@pytest.mark.parametrize("kind", [Punctual, Hurt])
+def test_members_agree(kind: type[Punctual]) -> None:
+    for seed in range(200):
+        try:
+            kind(seed).walk()
+        except Exception as error:
+            raise AssertionError(f"{kind.__name__}({seed}).walk()") from error
+
+
+def test_who_went_on_apart_is_given_the_work_of_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Rank 1 is started again, and makes a formation with rank 2 of the same epoch as that which it
+    had made with rank 0, and of as many rounds."""
+    world = World(3, 2, grace_s=3.0, timeout=1000.0)
+    zero, one, two = world.processes
+    come(world, 0, 1, 2)
+    world.darken(two)
+    two.come()
+    come(world, 0, 1)
+    one.end()
+    world.restart(1)
+    world.lighten()
+    come(world, 1)
+    assert (two.members, two.history[:2], world.may_part) == ((1, 2), zero.history[:2], True)
+    assert two.work != zero.work
+    come(world, 0, 1, 2)
+    assert {one.history for one in world.processes} == {world.done[-1]}
+    assert len({one.work for one in world.processes}) == 1
+    assert "rank 0 and rank 1 have gone on apart, in two formations of epoch 1" in caplog.text

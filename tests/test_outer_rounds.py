@@ -186,6 +186,33 @@ def test_a_repeated_round_leaves_no_trace(way: dict[str, Any]) -> None:
     assert torch.equal(run(True), run(False))
 
 
+class Parted(Unlucky):
+    """Peers that take rank 1 in with the second round: it has gone on apart."""
+
+    def begin_round(self, number: int, token: bytes = b"") -> EveryRound:
+        one = EveryRound()
+        one.joined = (1,) if number == 2 else ()
+        return one
+
+    def end_round(self) -> None:
+        pass
+
+
+def test_who_went_on_apart_is_given_the_state() -> None:
+    """Though it is at the same round."""
+
+    def rank(comm: Communicator) -> torch.Tensor:
+        model = Bag([300])
+        outer = OuterStep(model, None, every=1, compression=None, comm=Parted(comm))
+        with outer:
+            [unit] = outer._core.fragments[0].units
+            unit.block.anchor.fill_(comm.rank)
+            outer.tick()
+            return unit.block.anchor.clone()
+
+    assert all(torch.equal(one, torch.zeros(300)) for one in run_ranks(2, rank))
+
+
 # ---- what does not count ----
 
 

@@ -67,6 +67,7 @@ class Agreement:
     Attributes:
         members: ranks of the formation that this rank belongs to; empty before the first.
         epoch: number of that formation.
+        origin: process that decided on it; see Ready.
         behind: True if the others have gone on without this rank.
     """
 
@@ -79,6 +80,7 @@ class Agreement:
     ) -> None:
         self.members: tuple[int, ...] = ()
         self.epoch = -1
+        self.origin = 0
         self.behind = True
         self._terms = terms
         self._state = State.APART
@@ -137,7 +139,7 @@ class Agreement:
         self._control.catch_up()
 
     def send_ready(self, ready: Ready) -> None:
-        """Sends READY to all, after filling in serial, epoch, seen and behind."""
+        """Sends READY to all, after filling in serial, epoch, origin, seen and behind."""
         self._state = State.WAITING
         self._formation = None
         self._renew_ready(ready)
@@ -186,7 +188,8 @@ class Agreement:
         self._state = State.APART
         self._ready.pop(self._terms.rank, None)
         self._formation = None
-        self.members, self.epoch, self.behind = go.members, go.epoch, False
+        self.members, self.epoch, self.origin = go.members, go.epoch, go.origin
+        self.behind = False
 
     def _dial_missing(self) -> None:
         """Dials the lower ranks, and all ranks if this one is behind."""
@@ -198,6 +201,18 @@ class Agreement:
         if go.left:
             names = ", ".join(map(str, go.left))
             _log.warning("membership: round %d goes on without rank %s", go.number, names)
+        latest = self._ready[go.leader].history
+        for rank in go.joined:
+            epoch, _, origin = self._ready[rank].history
+            if epoch == latest[0] and origin != latest[2]:
+                _log.warning(
+                    "membership: rank %d and rank %d have gone on apart, in two formations of "
+                    "epoch %d; rank %d gets the other's state",
+                    rank,
+                    go.leader,
+                    epoch,
+                    rank,
+                )
         self._announced = go
         self._accept(Formation(self._control, self._terms.rank, self._terms.rank, go))
         self._control.send_all(Kind.GO, messages.pack_go(go))
@@ -231,6 +246,7 @@ class Agreement:
             {rank: at for rank, at in gone.items() if at is not None},
             self._linger_until,
             control.silent,
+            self._process,
         )
 
     def _give_up(self, outcome: TooFew) -> PeerLostError:
@@ -244,7 +260,12 @@ class Agreement:
     def _renew_ready(self, ready: Ready) -> None:
         self._serial += 1
         self._ready[self._terms.rank] = dataclasses.replace(
-            ready, serial=self._serial, epoch=self.epoch, seen=self._seen, behind=self.behind
+            ready,
+            serial=self._serial,
+            epoch=self.epoch,
+            origin=self.origin,
+            seen=self._seen,
+            behind=self.behind,
         )
         self._control.send_all(Kind.READY, self._mine())
 
@@ -317,7 +338,8 @@ class Agreement:
     def _receive_go(self, rank: int, go: Go) -> None:
         if self._formation is not None and go.epoch > self._formation.go.epoch:
             self._formation.fail(f"rank {rank} has announced a newer formation")
-        is_news = go.epoch > self._seen if go.is_new else go.epoch == self.epoch
+        present = (self.epoch, self.origin)
+        is_news = go.epoch > self._seen if go.is_new else (go.epoch, go.origin) == present
         self._seen = max(self._seen, go.epoch)
         counted = _serial_in(go, self._terms.rank)
         if counted is None:

@@ -11,9 +11,10 @@ was paused after its READY, the next one decides TAKEOVER_S later, and leaves it
     behind     a rank without which a newer formation went on, or that was started again: it
                decides nothing
 
-Invariants: no round has fewer than min_peers members; with min_peers > world_size / 2 any two
+Invariants: no round has fewer than min_peers members. With min_peers > world_size / 2 any two
 formations share a member, so of two halves of a partition at most one continues, and the latest
-history is in every formation.
+history is in every formation; but that member may have been started again, and have forgotten the
+other formation. Two of one epoch are told apart by their deciders: no history stands for both.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ SETTLE_S = 0.25
 TAKEOVER_S = 1.0
 """Seconds after which the next rank decides."""
 
-History = tuple[int, int]
-"""The last round that a rank has completed: epoch and number. The largest is the latest."""
-NONE_YET: History = (-1, -1)
-STARTED_AGAIN: History = (-2, -2)
+History = tuple[int, int, int]
+"""The last round that a rank has completed: epoch, number and origin. The largest is the latest."""
+NONE_YET: History = (-1, -1, 0)
+STARTED_AGAIN: History = (-2, -2, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Ready:
     """Number of this READY in its process; the latest counts."""
     epoch: int = -1
     """Epoch of the formation that it belongs to; -1: none."""
+    origin: int = 0
+    """Process that decided on that formation, which tells it from another of its epoch."""
     seen: int = -1
     """Highest epoch that it knows of."""
     behind: bool = False
@@ -79,6 +82,7 @@ class View:
         gone: by rank, the time since which a process is known to have ended or was never met.
         linger_until: time until which a rank that is just being let in is waited for.
         silent: ranks among the connected that only seem to live.
+        process: number of this rank's process; see Intro.
     """
 
     rank: int
@@ -92,6 +96,7 @@ class View:
     gone: Mapping[int, float]
     linger_until: float = 0.0
     silent: Mapping[int, Silent] = dataclasses.field(default_factory=dict)
+    process: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +130,8 @@ class Go:
     joined: tuple[int, ...]
     leader: int
     """Rank with the latest history."""
+    origin: int = 0
+    """Process that decided on the formation."""
 
 
 def decide(view: View, now: float) -> Go | Wait | TooFew:
@@ -175,12 +182,13 @@ def _go(view: View, chosen: list[int]) -> Go:
     ready = [view.ready[rank] for rank in chosen]
     latest = max(one.history for one in ready)
     leader = next(one for one in ready if one.history == latest)
-    epoch = view.ready[view.rank].epoch
+    mine = view.ready[view.rank]
+    present = (mine.epoch, mine.origin)
     goes_on = tuple(chosen) == tuple(sorted(view.members)) and all(
-        one.healthy and one.epoch == epoch and not one.behind for one in ready
+        one.healthy and (one.epoch, one.origin) == present and not one.behind for one in ready
     )
     return Go(
-        epoch if goes_on else max(one.seen for one in ready) + 1,
+        mine.epoch if goes_on else max(one.seen for one in ready) + 1,
         leader.number,
         not goes_on,
         tuple(chosen),
@@ -189,6 +197,7 @@ def _go(view: View, chosen: list[int]) -> Go:
         tuple(sorted(set(view.members) - set(chosen))),
         tuple(one.rank for one in ready if one.history != latest),
         leader.rank,
+        mine.origin if goes_on else view.process,
     )
 
 

@@ -342,8 +342,8 @@ class Membership:
     def _complete(self) -> None:
         """Notes that this rank has the round's result."""
         assert self._number is not None
-        epoch = self._agreement.epoch if self._agreement is not None else 0
-        self._history = (epoch, self._number)
+        if self._agreement is not None:
+            self._history = (self._agreement.epoch, self._number, self._agreement.origin)
 
     def _communicator_error(self) -> RingcommError | None:
         """Returns the error of the communicator, if it has failed meanwhile."""

@@ -115,7 +115,7 @@ def pack_ready(ready: Ready, now: float) -> bytes:
     fields: dict[str, Any] = dict(vars(ready))
     del fields["rank"], fields["at"]
     fields.update(
-        history=_pair(ready.history),
+        history=dict(zip(("epoch", "number", "origin"), ready.history, strict=True)),
         blames=_ranks(ready.blames),
         token=ready.token.hex(),
         behind=int(ready.behind),
@@ -133,19 +133,20 @@ def read_ready(rank: int, payload: bytes, world_size: int, now: float) -> Ready:
         rank=rank,
         serial=record.integer("serial", 0, _MAX),
         epoch=record.integer("epoch", -1, 2**32 - 1),
+        origin=record.integer("origin", 0, _MAX),
         seen=record.integer("seen", -1, 2**32 - 1),
         behind=bool(record.integer("behind", 0, 1)),
-        history=(history.integer("epoch", -2, 2**32 - 1), history.integer("number", -_MAX, _MAX)),
+        history=(
+            history.integer("epoch", -2, 2**32 - 1),
+            history.integer("number", -_MAX, _MAX),
+            history.integer("origin", 0, _MAX),
+        ),
         number=record.integer("number", -_MAX, _MAX),
         healthy=bool(record.integer("healthy", 0, 1)),
         blames=_read_ranks(record, "blames", world_size),
         token=_read_token(record),
         at=now - record.number("age", 0.0, 1e12),
     )
-
-
-def _pair(history: tuple[int, int]) -> dict[str, int]:
-    return {"epoch": history[0], "number": history[1]}
 
 
 def _ranks(ranks: Sequence[int]) -> list[dict[str, int]]:
@@ -182,6 +183,7 @@ def pack_go(go: Go) -> bytes:
             "left": _ranks(go.left),
             "joined": _ranks(go.joined),
             "leader": go.leader,
+            "origin": go.origin,
         }
     )
 
@@ -204,6 +206,7 @@ def read_go(source: str, payload: bytes, world_size: int) -> Go:
         left=_read_ranks(record, "left", world_size),
         joined=_read_ranks(record, "joined", world_size),
         leader=leader,
+        origin=record.integer("origin", 0, _MAX),
     )
 
 

@@ -26,7 +26,7 @@ class Hello:
 
     Attributes:
         is_starting: it has just been attached, and is in no round.
-        has_state: it has loaded a state, or taken part in a round.
+        has_state: it has loaded a state, or taken part in a round; and not apart from the others.
         number: number of its next round.
         place: its rank in torch.distributed's default group; -1 without one.
         setup: digest of all settings that must be the same on all ranks.

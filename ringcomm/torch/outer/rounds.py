@@ -216,13 +216,15 @@ class Rounds:
             self.report.left += one.left
             self.report.joined += one.joined
             try:
-                return self._exchange_hellos(is_starting)
+                return self._exchange_hellos(one, is_starting)
             except RingcommError as error:
                 one = self.peers.lost(error)
 
-    def _exchange_hellos(self, is_starting: bool) -> Hellos:
+    def _exchange_hellos(self, one: Round, is_starting: bool) -> Hellos:
         place = dist.get_rank() if dist.is_initialized() else -1
-        hello = Hello(is_starting, self.has_state, self.number, place, self._setup)
+        # One who joins may have made as many rounds as the others, apart from them.
+        has_state = self.has_state and self.peers.members[self.comm.rank] not in one.joined
+        hello = Hello(is_starting, has_state, self.number, place, self._setup)
         if isinstance(self.peers, FixedPeers) and not is_starting:
             return Hellos([hello] * self.comm.world_size, self.comm.rank)
         hellos = hello.exchanged(self.comm, self._timeout)
