@@ -183,3 +183,21 @@ def test_who_went_on_apart_is_given_the_work_of_the_others(
     assert {one.history for one in world.processes} == {world.done[-1]}
     assert len({one.work for one in world.processes}) == 1
     assert "rank 0 and rank 1 have gone on apart, in two formations of epoch 1" in caplog.text
+
+
+def test_who_has_lost_a_go_is_let_in_again() -> None:
+    """Its network goes dark with the GO that counts its READY on its way, and the others form anew:
+    nobody says that GO again, and the READY has had its consequence."""
+    world = World(3, 2, grace_s=3.0, timeout=1000.0)
+    zero, _, two = world.processes
+    world.delay[0, 2] = 1.0
+    for one in world.processes:
+        one.come()
+    assert world.run(lambda: zero.state == "inside", world.now + 100.0)
+    world.darken(two)
+    assert world.run(lambda: len(world.done) == 1, world.now + 100.0)
+    world.delay.clear()
+    world.lighten()
+    for _ in range(3):
+        come(world, 0, 1)
+    assert (two.state, two.history) == ("works", zero.history)

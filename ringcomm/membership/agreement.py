@@ -349,7 +349,7 @@ class Agreement:
 
     def _miss(self, go: Go) -> None:
         """Notes a GO in which the others go on without this rank."""
-        if go.is_new and go.epoch > self.epoch:
+        if go.epoch > self.epoch:
             self.behind = True
             self._count(go)
             if self._state == State.WAITING:
