@@ -27,6 +27,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from .communicator import Communicator
 from .core.faces.torch import torch_of_caller
 from .core.residuals import Floats
 from .errors import ConfigError, warn_caller
@@ -58,6 +59,11 @@ class ExactState:
             "owner": as_callers(self.owner),
             "owner_start": self.owner_start,
         }
+
+
+def place_of(comm: Communicator) -> Place:
+    """Returns this rank's place."""
+    return {"world_size": comm.world_size, "rank": comm.rank}
 
 
 def is_exact(state: object) -> bool:

@@ -29,7 +29,7 @@ from .codecs import BLOCK
 from .communicator import Communicator
 from .core.residuals import Floats, Residuals, require_scale
 from .errors import ConfigError, MismatchError, naming
-from .exact import ExactState, Place, as_callers, as_own, is_exact, read_exact, without_exact
+from .exact import ExactState, as_callers, as_own, is_exact, place_of, read_exact, without_exact
 
 _FORMAT = 1
 _MOST_ELEMENTS = 2 << 20  # elements of tensors that one all-reduce saves together
@@ -63,7 +63,7 @@ class ErrorFeedback(Residuals):
 
         Raises ConfigError while a collective in flight uses it.
         """
-        return {"format": _FORMAT, **self._exact().state_dict(_place(_use(comm)))}
+        return {"format": _FORMAT, **self._exact().state_dict(place_of(_use(comm)))}
 
     @naming("gather_state_dict() of ErrorFeedback")
     def gather_state_dict(self, comm: Communicator | None = None) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class ErrorFeedback(Residuals):
         """
         comm = _use(comm)
         if is_exact(state):
-            state = as_own(state, _place(comm), self.name)
+            state = as_own(state, place_of(comm), self.name)
         known = _read(state, self.name, comm)
         there = len(known.worker)
         if there and self.count not in (None, there):
@@ -198,7 +198,7 @@ class FeedbackStore:
         comm = _use(comm)
         return {
             **self._state_of({name: self._items[name].state_dict(comm) for name in self._names()}),
-            "exact": dict(_place(comm)),
+            "exact": dict(place_of(comm)),
         }
 
     @naming("gather_state_dict() of FeedbackStore")
@@ -237,7 +237,7 @@ class FeedbackStore:
         require_scale("the state's loss_scale", scale)
         comm = _use(comm)
         if is_exact(state):
-            state = as_own(state, _place(comm), "the store")
+            state = as_own(state, place_of(comm), "the store")
         known = {name: _read(one, repr(name), comm) for name, one in state["tensors"].items()}
         self._require_same(known, strict)
         self._each(lambda one: None)
@@ -284,14 +284,10 @@ class _State:
         self.worker, self.owner, self.op, self.loss_scale = worker, owner, op, loss_scale
 
 
-def _place(comm: Communicator) -> Place:
-    return {"world_size": comm.world_size, "rank": comm.rank}
-
-
 def _read(state: object, name: str, comm: Communicator) -> _State | ExactState:
     if isinstance(state, Mapping) and is_exact(state):
         _require_format(state, name)
-        return read_exact(state, _place(comm), name)
+        return read_exact(state, place_of(comm), name)
     if not isinstance(state, Mapping) or not {"worker", "owner", "op"} <= set(state):
         raise ConfigError(
             f"{name}: this is no state of an ErrorFeedback: it must have 'worker', 'owner' and 'op'"

@@ -34,7 +34,7 @@ from .communicator import Communicator
 from .core.chunks import Bytes, Entries, Floats, Format, as_view, join, select
 from .core.work import Work
 from .errors import ConfigError, MismatchError, RingcommError, naming
-from .exact import as_callers, is_exact, is_own, without_exact
+from .exact import as_callers, is_exact, is_own, place_of, without_exact
 
 _STATE = 1
 _MOST_GATHERED = 4  # most ranks for which "auto" sends every payload to all
@@ -207,7 +207,7 @@ class SparseExchange:
             "format": _STATE,
             "count": self.count,
             "owner_start": start,
-            "exact": self._place(),
+            "exact": place_of(self.comm),
             "worker": as_callers(self._residual.copy()),
             "owner": as_callers(owner.copy()),
         }
@@ -252,7 +252,9 @@ class SparseExchange:
         """
         self._require_idle()
         worker, owner, start = self._read(state)
-        is_others = is_exact(state) and not is_own(state, self._place(), "the sparse exchange")
+        is_others = is_exact(state) and not is_own(
+            state, place_of(self.comm), "the sparse exchange"
+        )
         self._undoable = None
         if is_others:
             self._way.load(np.zeros_like(worker), np.zeros_like(worker))
@@ -260,9 +262,6 @@ class SparseExchange:
             self._way.load_exact(worker, owner, start)
         else:
             self._way.load(worker, owner)
-
-    def _place(self) -> dict[str, int]:
-        return {"world_size": self.comm.world_size, "rank": self.comm.rank}
 
     def _read(self, state: Mapping[str, Any]) -> tuple[Floats, Floats, int]:
         wrong = ConfigError("this is no state of a SparseExchange")

@@ -91,8 +91,10 @@ def test_a_warm_up_is_a_number_of_steps() -> None:
 # ---- loss scales, and steps that are dropped ----
 
 
-def test_residuals_follow_a_scaler() -> None:
-    """An overflow halves the scale, and what is left with it; the step itself leaves nothing."""
+@pytest.mark.parametrize("flushes", [False, True])
+def test_residuals_follow_a_scaler(flushes: bool) -> None:
+    """An overflow halves the scale, and what is left with it; the step itself leaves nothing. A
+    flush follows the scaler at once."""
 
     def body(comm: Communicator) -> None:
         model = Net()
@@ -110,12 +112,14 @@ def test_residuals_follow_a_scaler() -> None:
                 parameter.grad = got[name].reshape(parameter.shape)
             scaler.step(optimizer)
             scaler.update()
+            if flushes:
+                assert not state.flush()
             state.gather_state_dict()
             kept.append({name: state.feedback[name].worker for name in LARGE})
-            assert state.loss_scale == (1024.0 if step < 3 else 512.0)
+            assert state.loss_scale == (1024.0 if step < 3 - flushes else 512.0)
         for name in LARGE:
             assert kept[1][name].any()
-            assert np.array_equal(kept[2][name], kept[1][name]), name
+            assert np.array_equal(kept[2][name], kept[1][name] * (0.5 if flushes else 1)), name
             assert not np.array_equal(kept[3][name], kept[2][name]), name
         assert scaler.get_scale() == 512.0
 

@@ -152,8 +152,36 @@ def test_states_that_do_not_fit_are_refused() -> None:
             HookState("int4", comm, model=model, threshold=THRESHOLD).load_state_dict(saved)
         with pytest.raises(ConfigError, match="of another model"):
             stale(comm, nn.Linear(100, 90)).load_state_dict({"pace": saved["pace"]})
+        assert state.flush()
+        saved = state.state_dict()
+        HookState("int4", comm, model=model, threshold=THRESHOLD).load_state_dict(saved)
 
     run_ranks(2, body)
+
+
+def test_a_correction_is_its_ranks_alone() -> None:
+    def body(comm: Communicator) -> None:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        state = stale(comm, model, dense=0)
+        for step in range(2):
+            for name, gradient in backward(state, model, step).items():
+                dict(model.named_parameters())[name].grad = gradient.reshape(
+                    dict(model.named_parameters())[name].shape
+                )
+            optimizer.step()
+        saved = state.state_dict()
+        assert saved["pace"]["correction"]["ahead"]
+        saved["pace"]["correction"]["exact"]["rank"] ^= 1
+        other = stale(comm, Net(), dense=0)
+        with pytest.warns(UserWarning, match="the correction: the state belongs to rank"):
+            other.load_state_dict(saved)
+        assert not other.state_dict()["pace"].get("correction")
+        saved["pace"]["correction"]["exact"]["world_size"] = 3
+        with pytest.raises(ConfigError, match="for a world of the same size"):
+            other.load_state_dict(saved)
+
+    run_ranks(1, body)
 
 
 # ---- what is refused, and what is warned of ----

@@ -295,8 +295,7 @@ class HookState:
             self.residuals.load(own, self.comm, strict)
         if policy is not None:
             self._policy.load_state_dict(policy)
-        if pace is not None:
-            self._pace.load_state_dict(pace)
+        self._pace.load_state_dict(pace or {})
         self.steps = steps
 
     def flush(self) -> bool:
@@ -310,6 +309,8 @@ class HookState:
         checkpoint of the model that needs all of them. The optimizer step of the next backward gets
         zeros. ``state_dict`` needs no flush: it has the gradients in flight. Raises the error of a
         transfer that failed."""
+        self._pace.finish_previous_step(self.steps)
+        self.residuals.commit_or_undo()  # before they follow the scaler: that cannot be undone
         self._follow_scaler()
         return self._pace.flush()
 
@@ -347,7 +348,8 @@ class HookState:
         if self.error is not None:
             raise self.error
         self.transport.begin()
-        finite = self.residuals.commit_or_undo()
+        self.residuals.commit_or_undo()
+        finite = self.residuals.take_verdict()
         for report in self.account.unreported_steps():
             self._policy.note(report, finite)
         self._running = True

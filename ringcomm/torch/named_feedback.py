@@ -49,6 +49,7 @@ class NamedFeedback:
         self._kept_of = kept_of
         self._names: dict[int, tuple[torch.Tensor, str]] = {}
         self._nonfinite_flags: list[NonFiniteFlag] = []
+        self._was_finite = True  # what was checked since the last take_verdict
         self._used: list[ErrorFeedback] = []
 
     # ---- names ----
@@ -163,12 +164,16 @@ class NamedFeedback:
         """Adds a bucket's flag of results that are not finite. From any thread."""
         self._nonfinite_flags.append(flag)
 
-    def commit_or_undo(self) -> bool:
-        """Ends a step whose works are all over. Returns whether all checked results were finite; if
-        not, restores the residuals of before the step."""
-        finite = not any(flag.wait() for flag in self._nonfinite_flags)
-        if not finite:
+    def commit_or_undo(self) -> None:
+        """Ends a step whose works are all over: restores the residuals of before the step unless
+        all checked results were finite. A second call does nothing."""
+        if any(flag.wait() for flag in self._nonfinite_flags):
+            self._was_finite = False
             for feedback in self._used:
                 feedback.undo()
         self._nonfinite_flags, self._used = [], []
-        return finite
+
+    def take_verdict(self) -> bool:
+        """Returns whether all results were finite that were checked since the last call."""
+        verdict, self._was_finite = self._was_finite, True
+        return verdict

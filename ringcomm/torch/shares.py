@@ -13,10 +13,15 @@ import numpy as np
 import torch
 
 from ..errors import ConfigError
-from ..exact import as_own, is_exact
+from ..exact import as_own, is_exact, place_of
 from .grid import Grid
 
 _KINDS = ("worker", "owner")
+
+
+def place_in(grid: Grid) -> dict[str, int]:
+    """Returns the name of a rank in its own state: its host among the hosts, its place there."""
+    return {**place_of(grid.column), "places": grid.places, "place": grid.place}
 
 
 class Shares:
@@ -35,7 +40,7 @@ class Shares:
         """Joins the row's shares in the store's state. A collective of the row; for a rank's own
         state it only adds the rank's place."""
         if is_exact(saved):
-            return {**saved, "exact": saved["exact"] | self._place()}
+            return {**saved, "exact": place_in(self._grid)}
         return {**saved, "tensors": self._whole(saved["tensors"])}
 
     def divided(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -46,14 +51,9 @@ class Shares:
         if not isinstance(tensors, Mapping):
             return saved
         if is_exact(saved):
-            column = {"world_size": self._grid.column.world_size, "rank": self._grid.column.rank}
-            own = as_own(saved, {**column, **self._place()}, "the hook")
-            return {**own, "exact": column}
+            own = as_own(saved, place_in(self._grid), "the hook")
+            return {**own, "exact": place_of(self._grid.column)}
         return {**saved, "tensors": {name: self._share(name, one) for name, one in tensors.items()}}
-
-    def _place(self) -> dict[str, int]:
-        """Returns this rank's place in its host."""
-        return {"places": self._grid.places, "place": self._grid.place}
 
     def _whole(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         names = sorted(tensors)

@@ -29,6 +29,7 @@ import torch
 
 from ..codecs import Codec
 from ..errors import ConfigError, RingcommError
+from ..exact import is_exact, is_own
 from .account import Account
 from .argument_checks import require_truth, require_whole
 from .buckets import Bucket, in_shape_of
@@ -248,15 +249,19 @@ class OneStepStale:
             name: in_shape_of(parameter, mean).clone()
             for name, (parameter, mean) in self._pending_means().items()
         }
-        scale = self._residuals.store.loss_scale
-        state: dict[str, Any] = {"means": means, "loss_scale": scale}
-        if own and self._correction is not None:
-            state["correction"] = self._correction.state_dict()
+        ahead = self._correction.state_dict() if own and self._correction is not None else {}
+        is_ahead = any(ahead.values())
+        if not means and not is_ahead:
+            return {}
+        state: dict[str, Any] = {"means": means, "loss_scale": self._residuals.store.loss_scale}
+        if is_ahead:
+            state["correction"] = {"exact": dict(self._transport.place), **ahead}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores means and correction. Raises ConfigError for a state of another model."""
-        means, named = state["means"], self._residuals.named()
+        """Restores means and correction, but no correction of another rank. Raises ConfigError for
+        a state of another model, or a correction of a world of another size."""
+        means, named = state.get("means", {}), self._residuals.named()
         for name, mean in means.items():
             if name not in named or named[name].numel() != mean.numel():
                 raise ConfigError(
@@ -264,6 +269,8 @@ class OneStepStale:
                     f"with {mean.numel()} elements"
                 )
         correction = state.get("correction", {})
+        if is_exact(correction) and not is_own(correction, self._transport.place, "the correction"):
+            correction = {}
         if self._correction is not None:
             self._correction.require(correction)
         self._wait_for_means()

@@ -21,6 +21,7 @@ from ..communicator import Communicator
 from ..core import cuda
 from ..core.work import Work
 from ..errors import RingcommError, naming
+from ..exact import Place, place_of
 from .account import Account
 from .buckets import Bucket, Part, Parts, average
 from .exchange import CommExchange
@@ -47,6 +48,10 @@ class Transport(Protocol):
     @property
     def comm(self) -> Communicator:
         """Communicator that carries the compressed gradients."""
+
+    @property
+    def place(self) -> Place:
+        """Name of this rank in its own state (exact.py)."""
 
     @property
     def exchange(self) -> CommExchange:
@@ -105,6 +110,11 @@ class FlatTransport:
         if self._comm is None:
             self._comm = default_comm()
         return self._comm
+
+    @property
+    def place(self) -> Place:
+        """Rank and world size."""
+        return place_of(self.comm)
 
     @property
     def exchange(self) -> CommExchange:

@@ -30,12 +30,13 @@ from ..codecs import Codec
 from ..communicator import Communicator
 from ..core.work import Work
 from ..errors import ConfigError, RingcommError
+from ..exact import Place
 from .account import Account
 from .buckets import Bucket, Parts, average
 from .exchange import CommExchange, GridExchange
 from .grid import Grid
 from .named_feedback import NamedFeedback
-from .shares import Shares
+from .shares import Shares, place_in
 from .streams import NonFiniteFlag, future_on, on_stream
 from .transport import GradientFuture
 from .worker import Worker
@@ -78,6 +79,11 @@ class HierarchicalTransport:
     def comm(self) -> Communicator:
         """Communicator of the ranks of equal place, one on each host."""
         return self.grid.column
+
+    @property
+    def place(self) -> Place:
+        """Host, and place there."""
+        return place_in(self.grid)
 
     @property
     def exchange(self) -> CommExchange:
