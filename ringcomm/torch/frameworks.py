@@ -118,9 +118,8 @@ class _Callback:
         return self.outer
 
     def _end(self) -> None:
-        """Runs a last round, so that all ranks end with the same weights. A collective."""
+        """Ends the exchange, after the last round."""
         if self.outer is not None:
-            self.outer.flush()
             self.outer.detach()
             self.outer = None
 
@@ -193,6 +192,7 @@ class LightningCallback(_Callback):
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Runs a last round, so that all ranks end with the same weights. A collective."""
         if self.outer is not None:
+            self.outer.flush()
             self._saved = self.outer.gather_state_dict()
             self._end()
             pl_module.on_save_checkpoint = self._own_hook
@@ -286,7 +286,9 @@ class TransformersCallback(_Callback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         """Runs a last round, so that all ranks end with the same weights. A collective."""
-        self._end()
+        if self.outer is not None:
+            self.outer.flush()
+            self._end()
 
 
 def _folder(args: Any, state: Any) -> Path:
