@@ -121,6 +121,46 @@ def test_states_that_do_not_fit_are_refused() -> None:
     run_ranks(1, rank)
 
 
+def test_a_state_replaces_the_round_on_its_way() -> None:
+    def rank(comm: Communicator) -> None:
+        model, optimizer, outer = made(comm, every=4, delay=2)
+        with outer:
+            train(model, optimizer, comm.rank, range(7))
+            kept, state = copy.deepcopy(model.state_dict()), outer.state_dict()
+            own = weights(model)
+            with outer.anchor():
+                anchor = weights(model)
+            train(model, optimizer, comm.rank, range(7, 9))
+            model.load_state_dict(kept)
+            outer.load_state_dict(state)
+            assert torch.equal(weights(model), own)
+            with outer.anchor():
+                assert torch.equal(weights(model), anchor)
+
+    run_ranks(2, rank)
+
+
+def test_a_rank_without_a_state_gets_the_round_on_its_way_too() -> None:
+    def rank(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
+        model, optimizer, outer = made(comm, every=4, delay=2)
+        with outer:
+            train(model, optimizer, comm.rank, range(9))
+            kept, state = copy.deepcopy(model.state_dict()), outer.state_dict()
+        model, optimizer, outer = made(comm, every=4, delay=2)
+        if comm.rank == 1:
+            model.load_state_dict(kept)
+            outer.load_state_dict(state)
+        with outer:
+            with outer.anchor():
+                start = weights(model)
+            train(model, optimizer, comm.rank, range(9, 13))
+        return start, weights(model)
+
+    first, second = run_ranks(2, rank)
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(first[1], second[1])
+
+
 def test_a_rank_without_a_state_gets_that_of_the_others() -> None:
     def rank(comm: Communicator) -> torch.Tensor:
         model, optimizer, outer = made(comm, every=4)

@@ -197,6 +197,12 @@ class Rounds:
         if self.flight is not None:
             self._complete()
 
+    def drop_round(self) -> None:
+        """Waits for the round on its way, and drops its result: weights, anchor and all that
+        belongs to them are replaced."""
+        self.wait_for_round()
+        self.flight = None
+
     # ---- a round ----
 
     @property
@@ -229,6 +235,7 @@ class Rounds:
             return Hellos([hello] * self.comm.world_size, self.comm.rank)
         hellos = hello.exchanged(self.comm, self._timeout)
         if any(hellos.needs_state):
+            self.finish_round()  # a restored one, of which those that need the state know nothing
             self._share_state(hellos)
         return hellos
 

@@ -19,7 +19,7 @@ import torch
 
 from ...communicator import Communicator
 from ...errors import ConfigError
-from ...exact import is_own
+from ...exact import is_own, place_of
 from ..exchange import CommExchange
 from .flight import Flight, Outcome, Unit
 from .rounds import Rounds
@@ -59,8 +59,7 @@ def state_dict(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> 
     }
     if own:
         state["exact"] = {
-            "rank": comm.rank,
-            "world_size": comm.world_size,
+            **place_of(comm),
             "iterations": [one.iterations for one in core.fragments],
             "flight": _flight_state(core.flight),
         }
@@ -105,11 +104,11 @@ def load_state_dict(
     """Restores a state. Raises ConfigError for one that does not fit."""
     _require_fit(core, state)
     exact = state.get("exact")
-    place = {"world_size": comm.world_size, "rank": comm.rank}
+    place = place_of(comm)
     own = exact is not None and is_own(
         {"exact": {name: exact[name] for name in place if name in exact}}, place, "OuterStep"
     )
-    core.finish_round()
+    core.drop_round()
     if own or exact is None:
         wires.load_state_dict(state["wires"], comm)
     else:
