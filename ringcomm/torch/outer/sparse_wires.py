@@ -49,10 +49,9 @@ class SparseWire:
         count: elements of the block.
     """
 
-    is_mean = True
-
     def __init__(self, rule: Sparse, count: int) -> None:
         self._rule, self._count = rule, count
+        self.is_mean = rule.aggregate == "mean"
         self._exchange: SparseExchange | None = None
 
     def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:

@@ -39,7 +39,8 @@ class Wire(Protocol):
     """Exchange of one block's deltas.
 
     Attributes:
-        is_mean: whether the result is the mean of all ranks' deltas.
+        is_mean: whether the result is the mean over all ranks, of which those count that sent
+            zeros.
     """
 
     is_mean: bool
