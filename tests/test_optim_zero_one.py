@@ -129,15 +129,21 @@ def test_elements_without_a_variance_stay_where_they_are() -> None:
     assert (ours[40:] != start[40:]).all()
 
 
-def steps_in_b(comm: Communicator, dtype: torch.dtype, count: int, overlap: bool) -> Any:
+def steps_in_b(
+    comm: Communicator,
+    dtype: torch.dtype,
+    count: int,
+    overlap: bool,
+    shapes: list[tuple[int, ...]] = BLOCKS,
+) -> Any:
     """Parameters and their optimizer, behind so many steps of B; exchanges are 4 steps apart."""
-    params = [torch.nn.Parameter(one.detach().to(dtype)) for one in parameters(BLOCKS)]
+    params = [torch.nn.Parameter(one.detach().to(dtype)) for one in parameters(shapes)]
     pace = {**PACE, "var_freeze_step": 4, "local_step_scaler": 1}
     optimizer = ZeroOneAdam(params, **HYPER, **pace, comm=comm, threshold=0, overlap=overlap)
 
     def step() -> None:
         number = optimizer.steps + 1
-        for one, values in zip(params, gradient(BLOCKS, number, comm.rank), strict=True):
+        for one, values in zip(params, gradient(shapes, number, comm.rank), strict=True):
             one.grad = None
             one.backward(torch.from_numpy(values).view(one.shape).to(dtype))
         optimizer.step()
@@ -170,6 +176,32 @@ def test_weights_that_somebody_else_writes_are_the_new_anchor(
 
     first, second = run_ranks(2, body)
     assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("given", [0, 1])
+def test_what_has_moved_apart_meets_without_a_gradient(
+    dtype: torch.dtype, overlap: bool, given: int
+) -> None:
+    """Of the first parameter, or of none, there is a gradient in the step with the exchange."""
+
+    def body(comm: Communicator) -> list[Any]:
+        params, optimizer, step = steps_in_b(comm, dtype, 11, overlap, [(32, 40), (16, 24)])
+        assert not optimizer.is_together
+        for one in params:
+            one.grad = None
+        for one in params[:given]:
+            one.backward(torch.ones_like(one))
+        optimizer.step()
+        assert optimizer.is_together
+        met = [one.detach().clone() for one in params]
+        step()
+        return met
+
+    first, second = run_ranks(2, body)
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("writes", ["one", "both"])

@@ -78,6 +78,11 @@ class Rule:
         element of its residuals."""
         raise NotImplementedError
 
+    def is_apart(self, span: Span, step: int) -> bool:
+        """Returns whether ranks have moved the span's parameters apart, and bring them together in
+        this step: it is exchanged then, though no rank has a gradient. Alike on all ranks."""
+        return False
+
     def follow(self, span: Span, written: Sequence[Place]) -> None:
         """Called when other code has written to parameters of the span since the last update,
         before their gradient is taken."""

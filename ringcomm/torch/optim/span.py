@@ -211,7 +211,7 @@ class Span:
     def write_parameters(self) -> None:
         """Rounds the master copy to the parameters, after an update."""
         if self.master is not None:
-            for place in self.present_places():
+            for place in self.places:
                 place.parameter.detach().copy_(self.view(self.master, place))
         self._marks = [place.mark() for place in self.places]
         self._has_stepped = True

@@ -167,11 +167,15 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         """Exchanges all spans, with a few of them in flight."""
         in_flight: collections.deque[SpanExchanges] = collections.deque()
         for span in self._spans:
-            if any(span.present):
+            if self._takes_part(span, self.steps):
                 if len(in_flight) == _IN_FLIGHT:
                     self._finish([in_flight.popleft()])
                 in_flight.append(self._launch(span, factor, self.steps))
         self._finish(in_flight)
+
+    def _takes_part(self, span: Span, step: int) -> bool:
+        """Returns whether a span is exchanged and updated in a step."""
+        return any(span.present) or self._rule.is_apart(span, step)
 
     def _launch(self, span: Span, factor: float = 1.0, step: int | None = None) -> SpanExchanges:
         span.group = self.param_groups[span.group_index]
@@ -192,7 +196,8 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
 
     def _finish(self, pending: Iterable[SpanExchanges]) -> None:
         for exchanges in pending:
-            if not any(exchanges.span.present):  # begun in backward, before the ranks agreed
+            span = exchanges.span
+            if not self._takes_part(span, span.step):  # begun before the ranks agreed
                 exchanges.cancel()
             elif not exchanges.finish():
                 self._skip("the step is left out")

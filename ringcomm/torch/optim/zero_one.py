@@ -163,8 +163,10 @@ class _ZeroOne(Rule):
         if what != "movement":
             out.copy_(span.gradient)
             return
-        moment = span.state["exp_avg"].lerp(span.gradient, 1 - span.group["betas"][0])
         out.copy_(span.state["moved"])
+        if not any(span.present):
+            return
+        moment = span.state["exp_avg"].lerp(span.gradient, 1 - span.group["betas"][0])
         steps = self._steps(span, moment, self._root(span))
         for part, step in zip(span.views(out), steps, strict=True):
             part.sub_(step)
@@ -181,7 +183,8 @@ class _ZeroOne(Rule):
         )
         moment = span.state["exp_avg"].lerp_(span.gradient, 1 - span.group["betas"][0])
         root = self._root(span)
-        self._rates[span.name] = self._rates.get(span.name, 0.0) + span.group["lr"]
+        if any(span.present):
+            self._rates[span.name] = self._rates.get(span.name, 0.0) + span.group["lr"]
         if "movement" in means:
             self._meet(span, means["movement"], root)
             return
@@ -227,6 +230,10 @@ class _ZeroOne(Rule):
         beta1, beta2 = span.group["betas"]
         gain1 = 1.0 if self._is_local or not first else 1 - power(beta1, first)
         return gain1, 1 - power(beta2, second) if second else 1.0
+
+    def is_apart(self, span: Span, step: int) -> bool:
+        moves = self._rates.get(span.name, 0.0) > 0
+        return self._is_local and moves and self._pace.is_due(step)
 
     def follow(self, span: Span, written: Sequence[Place]) -> None:
         if not self._is_local:
