@@ -222,6 +222,28 @@ def test_weights_that_somebody_else_writes_are_taken() -> None:
         run_ranks(2, lambda comm, late=staleness: run(comm, late))
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_weights_that_one_rank_writes_alone(overlap: bool) -> None:
+    """The same values, as after an evaluation with others: the exchanges stay in their order."""
+
+    def run(comm: Communicator) -> Any:
+        pair = [torch.nn.Parameter(torch.ones(320)) for _ in range(2)]
+        groups = [{"params": [one]} for one in pair]
+        way: dict[str, Any] = {"exchange": "owner", "overlap": overlap}
+        with SGD(groups, lr=1.0, comm=comm, density=1.0, **way) as optimizer:
+            for _ in range(3):
+                sum(one.sum() for one in pair).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                with torch.no_grad():
+                    for one in pair if comm.rank == 0 else ():
+                        one.copy_(one.clone())
+        return torch.cat(pair).detach()
+
+    for found in run_ranks(2, run):
+        assert (found == -2.0).all()
+
+
 @pytest.mark.parametrize(
     ("dtype", "overlap"), [(torch.float32, True), (torch.bfloat16, False), (torch.float64, True)]
 )

@@ -54,6 +54,24 @@ def test_a_restart_in_another_world_loses_nothing() -> None:
     torch.testing.assert_close(run_ranks(2, load)[0], before)
 
 
+def test_weights_in_other_memory_are_trained_on_after_a_load() -> None:
+    def run(comm: Communicator) -> None:
+        one = torch.nn.Parameter(torch.ones(20, 20))
+        with SGD([one], lr=1.0, comm=comm, density=1.0) as optimizer:
+            state = None
+            for _ in range(2):
+                one.grad = None
+                one.backward(torch.ones_like(one))
+                optimizer.step()
+                if state is None:
+                    state = optimizer.state_dict()
+                    one.data = one.data.clone()
+                    optimizer.load_state_dict(state)
+            assert (one == -1.0).all()
+
+    run_ranks(2, run)
+
+
 def test_states_of_others_are_refused() -> None:
     def run(comm: Communicator) -> None:
         model = model_of(1)

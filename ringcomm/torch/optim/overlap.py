@@ -50,6 +50,7 @@ class Overlap(Generic[S, F]):
         self._waiting: list[int] = []  # number of gradients that each span lacks
         self._versions: dict[int, tuple[torch.Tensor | None, int]] = {}
         self._begun: list[F] = []
+        self._has_arrived = False
         self._paused = False
         self._handles: list[Any] = []
 
@@ -84,9 +85,10 @@ class Overlap(Generic[S, F]):
             self._paused = before
 
     @property
-    def has_begun(self) -> bool:
-        """Whether an exchange has begun that ``take`` has not returned."""
-        return bool(self._begun)
+    def is_in_step(self) -> bool:
+        """Whether backward has computed a gradient since the last step: then exchanges have begun
+        on some rank at least."""
+        return self._has_arrived
 
     def take(self) -> list[F]:
         """Begins the remaining exchanges, and returns those of all spans. Raises ConfigError if a
@@ -97,8 +99,7 @@ class Overlap(Generic[S, F]):
             for place in span.places
             for known, version in [self._versions[place.index]]
         )
-        while len(self._begun) < len(self._spans):
-            self._begin()
+        self._begin_rest()
         if changed:
             raise ConfigError(
                 "gradients have changed since overlap=True began to send them in backward, as by "
@@ -110,14 +111,22 @@ class Overlap(Generic[S, F]):
         return begun
 
     def cancel(self) -> None:
-        """Drops exchanges that have begun, on all ranks alike: the step is not made."""
+        """Drops the exchanges of a step that is not made, on all ranks alike: as ranks may have
+        begun unlike numbers of them, each begins all if it has a gradient."""
+        if self._has_arrived:
+            self._begin_rest()
         begun = self._begun
         self._reset()
         for exchange in begun:
             exchange.cancel()
 
+    def _begin_rest(self) -> None:
+        while len(self._begun) < len(self._spans):
+            self._begin()
+
     def _reset(self) -> None:
         self._begun = []
+        self._has_arrived = False
         self._versions = {}
         self._waiting = [len(span.places) for span in self._spans]
 
@@ -135,6 +144,7 @@ class Overlap(Generic[S, F]):
                 "but the last one before a step under optimizer.no_sync(), or use overlap=False "
                 "(with reentrant checkpoints, too)"
             )
+        self._has_arrived = True
         self._waiting[number] -= 1
         while len(self._begun) < len(self._spans) and self._waiting[len(self._begun)] <= 0:
             self._begin()

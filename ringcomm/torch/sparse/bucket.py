@@ -23,7 +23,7 @@ import torch
 
 from ...core.chunks import Entries, Floats, put
 from ...sparse import SparseExchange
-from ..optim.span import IndexedParameter, Mark, places_of
+from ..optim.span import IndexedParameter, Mark, Place, places_of
 
 BLOCK = 16
 BUCKET_BYTES = 25 << 20
@@ -95,9 +95,14 @@ class Bucket:
                 value, shown = place.parameter.detach().clone(), place.view(self._shown)
                 place.view(master).copy_(value)
                 shown.copy_(value)
-                if self._aliased and not _is_same_memory(place.parameter, shown):
-                    place.parameter.data = shown
+                self._alias(place)
         self._remember()
+
+    def _alias(self, place: Place) -> None:
+        """Makes a parameter a view of ``shown`` again if other code has given it other memory."""
+        shown = place.view(self._shown)
+        if self._aliased and not _is_same_memory(place.parameter, shown):
+            place.parameter.data = shown
 
     def show(self, entries: Entries, kernel_set: str) -> None:
         """Copies the changed weights, which are in ``entries``, to the model."""
@@ -114,6 +119,7 @@ class Bucket:
         self.master[:] = master.numpy()
         self._shown.copy_(master)
         for place in self.places:
+            self._alias(place)
             place.parameter.detach().copy_(place.view(self._shown))
         self._remember()
 

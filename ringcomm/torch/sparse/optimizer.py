@@ -25,7 +25,7 @@ import torch
 from ...communicator import Communicator
 from ...core.chunks import take
 from ...errors import ConfigError, naming
-from ...exact import is_exact, is_own
+from ...exact import is_exact, is_own, place_of
 from ...sparse import SparseExchange
 from ..argument_checks import require
 from ..optim import saved
@@ -173,8 +173,10 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, BucketRound]):
         before = self._latest.get(bucket.name)
         if before is not None:
             before.taken.wait()
-        if not bucket.is_current():
-            self._follow(bucket)
+        if bucket is self._spans[0]:  # no round is in flight now: none is waited for out of turn
+            for each in self._spans:
+                if not each.is_current():
+                    self._follow(each)
         self._had_gradient |= bucket.gather()
         alike = self._alike() if bucket is self._spans[0] else None
         one = BucketRound(bucket, dict(self.param_groups[bucket.group]), self.steps + 1, alike)
@@ -265,9 +267,8 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, BucketRound]):
         own = saved.require_method(state_dict, self._method())
         self._finish_updates()
         layout = own["buckets"]
-        place = {"world_size": self._comm.world_size, "rank": self._comm.rank}
         exact = next((one["exchange"] for one in layout if is_exact(one["exchange"])), None)
-        is_others = exact is not None and not is_own(exact, place, self._method())
+        is_others = exact is not None and not is_own(exact, place_of(self._comm), self._method())
         buckets = self._laid_out_as(layout)
         for one, bucket in zip(layout, buckets, strict=True):
             if is_others:
@@ -306,7 +307,7 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, BucketRound]):
         self.flush()
 
     def _require_none_begun(self) -> None:
-        if self._overlap is not None and self._overlap.has_begun:
+        if self._overlap is not None and self._overlap.is_in_step:
             raise ConfigError(
                 "gradients are on their way since backward, and are applied as they arrive: call "
                 "step() first; backwards that only accumulate are made under optimizer.no_sync()"
