@@ -273,8 +273,9 @@ class Process:
             self._leave_communicator()
             if self._forming_until == math.inf:
                 self._forming_until = self.world.now + max(self.world.grace_s, FORMING_S)
-            others = [self.world.processes[rank].agreement.formation for rank in go.members]
-            if not all(one is not None and one.go == go for one in others):
+            members = [self.world.processes[rank] for rank in go.members]
+            formations = [one.agreement.formation for one in members if one.lives]
+            if [one.go for one in formations if one is not None] != [go] * len(members):
                 self._wait_for_members()
                 return
             for rank in go.members:  # as the last step of a bring-up, which all take at once
