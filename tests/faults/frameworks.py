@@ -208,7 +208,7 @@ def outer_by_lightning(rank: Rank, folder: str) -> None:
     assert torch.equal(all_seen[0], all_seen[1])  # the anchor, not what each has trained
     state = torch.load(path, weights_only=True)
     (own,) = [one for key, one in state["callbacks"].items() if key.startswith("OuterStepCallback")]
-    last = torch.cat([own["anchor"][name].reshape(-1) for name, _ in model.named_parameters()])
+    last = torch.cat([own["anchor"][name].reshape(-1) for name, _ in module.named_parameters()])
     assert torch.equal(last, _weights(model))  # behind the last round, with all training
     anchor = torch.load(f"{folder}/anchor-0.pt")
     assert not torch.equal(anchor, torch.load(f"{folder}/own-0.pt"))
