@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import io
 import itertools
@@ -240,6 +241,29 @@ def test_an_empty_tensor_and_an_unused_feedback() -> None:
             assert feedback.count == 0
             feedback.load_state_dict(feedback.gather_state_dict(comm), comm)
             feedback.rescale(3.0)
+
+    run_ranks(3, body)
+
+
+@pytest.mark.parametrize("kind", ["state_dict", "gather_state_dict"])
+def test_a_state_of_before_the_first_call_loads_as_zeros(kind: str) -> None:
+    """It has no elements; the memory that it would be copied from has none either."""
+
+    def body(comm: Communicator) -> None:
+        feedback, store = ErrorFeedback(), FeedbackStore()
+        for used, owner in ((feedback, feedback), (store["w"], store)):
+            load = functools.partial(owner.load_state_dict, getattr(owner, kind)(comm), comm)
+            load()
+            assert used.count is None, "the next call may be of any size"
+            x = np.linspace(-1, 1, 300_000, dtype=np.float32)
+            comm.allreduce(x, "avg", compression="int4", feedback=used)
+            assert used.worker.any()
+            load()
+            assert used.count == 300_000
+            assert not used.worker.any()
+            assert not used.owner.any()
+            with pytest.raises(ConfigError, match="the state is of 7 elements, and"):
+                used.load(ones(7), ones(0), 0)
 
     run_ranks(3, body)
 

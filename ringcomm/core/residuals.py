@@ -186,14 +186,21 @@ class Residuals:
         self._work = weakref.ref(work)
 
     def load(self, worker: Floats, owner: Floats, start: int) -> None:
-        """Replaces the residuals: worker for all elements, owner for those from start on."""
+        """Replaces the residuals: worker for all elements, or empty for zeros; owner for those from
+        start on. Raises ConfigError for another number of elements."""
         self.require_idle()
         if self._count is None:
+            if not len(worker):
+                return  # the next call sets the number
             self._allocate(len(worker))
+        if len(worker) not in (0, self._count):
+            raise ConfigError(
+                f"the state is of {len(worker)} elements, and {self.name} is of {self._count}"
+            )
         worker, owner = (np.ascontiguousarray(part, np.float32) for part in (worker, owner))
         result = lib.rc_feedback_load(
             self._handle,
-            ffi.from_buffer("float[]", worker),
+            ffi.from_buffer("float[]", worker) if len(worker) else ffi.NULL,
             ffi.from_buffer("float[]", owner),
             start,
             len(owner),
