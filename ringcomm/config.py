@@ -173,10 +173,11 @@ class Config:
     """Seconds within which all ranks must have found each other."""
 
     heartbeat: float = 1.0
-    """Seconds between signs of life on a silent lane."""
+    """Seconds between signs of life on a silent lane. Same on all ranks."""
 
     peer_timeout: float = 10.0
-    """Seconds without any sign of life after which a peer is lost, or a lane whose peer lives."""
+    """Seconds without any sign of life after which a peer is lost, or a lane whose peer lives. Same
+    on all ranks."""
 
     algorithm: Algorithm = "auto"
     """Algorithm of all-reduces: ring, direct, one_shot, doubling or halving; auto: the cost model
@@ -319,10 +320,11 @@ class Config:
             return "".join(origins)
         return ", ".join(f"{name}: {one}" for name, one in zip(named, origins, strict=True))
 
-    def shared_fields(self) -> dict[str, int | str]:
-        """Returns the fields that must be equal on all ranks; they are compared when ranks meet."""
-        shared = ("lanes", "probe", "segment_bytes", "algorithm")
-        return {name: getattr(self, name) for name in shared}
+    def shared_fields(self) -> dict[str, str]:
+        """Returns the fields that must be equal on all ranks, as ``shown``; they are compared when
+        ranks meet."""
+        shared = ("lanes", "probe", "segment_bytes", "algorithm", "peer_timeout", "heartbeat")
+        return {name: self.shown(name) for name in shared}
 
 
 Config.__init__ = names_arguments(Config.__init__, removed=REMOVED)  # type: ignore[method-assign]

@@ -161,11 +161,13 @@ def test_the_variable_is_not_blamed_for_an_argument() -> None:
 
 
 def test_shared_fields_are_what_the_wire_depends_on() -> None:
-    assert Config(lanes=2).shared_fields() == {
-        "lanes": 2,
-        "probe": True,
-        "segment_bytes": 0,
+    assert Config(lanes=2, heartbeat=1).shared_fields() == {
+        "lanes": "2",
+        "probe": "yes",
+        "segment_bytes": "0",
         "algorithm": "auto",
+        "peer_timeout": "10",
+        "heartbeat": "1",
     }
 
 

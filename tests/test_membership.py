@@ -49,6 +49,28 @@ def test_bad_settings(given: dict[str, Any], text: str) -> None:
     assert text in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("min_peers", "min_peers differs between ranks: 2, 1 on ranks 0 to 1"),
+        ("grace_s", "peer_timeout differs between ranks: 2 on rank 0, 1 on rank 1"),
+    ],
+)
+def test_settings_that_differ(given: str, text: str) -> None:
+    with socket.socket() as probe, ThreadPoolExecutor(2) as threads:
+        probe.bind(("127.0.0.1", 0))
+        method = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        probe.close()
+        for made in [
+            threads.submit(
+                Membership, rank=rank, world_size=2, init_method=method, **{given: 2 - rank}
+            )
+            for rank in range(2)
+        ]:
+            with pytest.raises(ringcomm.ConfigError, match=text):
+                made.result()
+
+
 # ---- processes ----
 
 

@@ -100,13 +100,12 @@ def _greet(exchange: Exchange, config: Config, deadline: float) -> list[Greeting
 
 
 def _greeting(config: Config) -> Greeting:
-    settings = {name: str(value) for name, value in config.shared_fields().items()}
     return Greeting(
         host=socket.gethostname(),
         host_key=host_key(),
         machine_key=machine_key(),
         session=secrets.token_hex(16),
-        settings={"the version of ringcomm": _version(), **settings},
+        settings={"the version of ringcomm": _version(), **config.shared_fields()},
     )
 
 

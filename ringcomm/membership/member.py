@@ -83,6 +83,7 @@ class Membership:
     Args:
         min_peers: a round takes place with at least so many ranks, this one among them. Default:
             more than half. With fewer, both halves of a partitioned network continue separately.
+            Same on all ranks, as is grace_s.
         grace_s: seconds that a round waits for late ranks once min_peers are ready, and seconds of
             silence after which a member is lost in mid-round (the communicators' peer_timeout).
         rejoin: this process takes the place of one that has ended, among members that continue
@@ -215,6 +216,7 @@ class Membership:
         self.members = tuple(range(comm.world_size))
         self._history = NONE_YET
         if comm.world_size > 1:
+            _require_alike(comm, self._min_peers)
             agreement = self._open(addresses)
             agreement.meet_all(_gather(comm, agreement.own_places), self._config.connect_timeout)
 
@@ -386,6 +388,17 @@ def _checked_min_peers(min_peers: int | None, world_size: int) -> int:
             world_size,
         )
     return min_peers
+
+
+def _require_alike(comm: Communicator, min_peers: int) -> None:
+    """Raises ConfigError on all ranks if they differ in min_peers. (A rank with a lower one could
+    go on alone.)"""
+    found = comm.allgather(np.array([min_peers], dtype=np.int64)).reshape(-1).tolist()
+    if len(set(found)) > 1:
+        raise ConfigError(
+            f"min_peers differs between ranks: {', '.join(map(str, found))} on ranks 0 to "
+            f"{len(found) - 1}. Make it the same on all"
+        )
 
 
 def _gather(comm: Communicator, part: bytes) -> list[bytes]:

@@ -42,12 +42,20 @@ def texts(outcomes: dict[int, Outcome]) -> list[str]:
     return [re.sub(r"\d+\.\d s", "", str(outcome.error)) for outcome in outcomes.values()]
 
 
-def test_settings_that_differ(port: int) -> None:
-    configs = {2: Config(lanes=2), 3: Config(lanes=2)}
-    outcomes = join_world(4, port, configs=configs)
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        (Config(lanes=2), "lanes differs between ranks: 1 on ranks 0-1, 2 on ranks 2-3"),
+        (Config(heartbeat=15, peer_timeout=40), "peer_timeout differs between ranks: 10 on"),
+        (Config(heartbeat=0.25), "heartbeat differs between ranks: 1 on ranks 0-1, 0.25 on"),
+    ],
+    ids=["lanes", "peer_timeout", "heartbeat"],
+)
+def test_settings_that_differ(port: int, other: Config, text: str) -> None:
+    outcomes = join_world(4, port, configs={2: other, 3: other})
     for outcome in outcomes.values():
         assert isinstance(outcome.error, ConfigError)
-        assert "lanes differs between ranks: 1 on ranks 0-1, 2 on ranks 2-3" in str(outcome.error)
+        assert text in str(outcome.error)
         assert outcome.seconds < PROMPT
 
 
