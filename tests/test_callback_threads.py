@@ -10,8 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 from patience import PATIENCE, until
+from ranks import World
 
 from ringcomm.core import callback_threads
 from ringcomm.core.callback_threads import CallbackThreads
@@ -147,6 +149,23 @@ def test_an_exception_stops_nothing(queue: Queue, caplog: pytest.LogCaptureFixtu
     queue.put(lambda: 1 // 0, called.set)  # type: ignore[arg-type, return-value]
     assert called.wait(PATIENCE)
     assert "a callback of a finished collective raised" in caplog.text
+
+
+def test_a_thread_that_did_not_start_starts_with_the_next_callback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with World(1) as world:
+        called: list[object] = []
+        work = world.comms[0].allreduce(np.ones(3), async_op=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                work.call_back(called.append, elsewhere=True)
+        work.call_back(called.append, elsewhere=True)
+        assert until(lambda: called == [work])
 
 
 def test_other_threads_may_announce_that_they_block() -> None:

@@ -229,6 +229,21 @@ def test_jobs_of_a_worker_run_in_their_order() -> None:
     assert seen == list(range(7))
 
 
+def test_a_worker_whose_thread_did_not_start_starts_it_with_the_next_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    worker = Worker("a test")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            worker.submit(lambda: None)
+    worker.submit(lambda: None).result(PATIENCE)
+    worker.close()
+
+
 def test_in_pieces_no_bit_is_another() -> None:
     local, at_send, anchor = (torch.randn(600_007) for _ in range(3))
     assert len(list(tiles(local, anchor))) > 1

@@ -57,7 +57,7 @@ def about_to_block() -> None:
 
 
 class CallbackThreads:
-    """Threads of one source, started when the first callback is registered.
+    """Threads of one source, the first of which ``start`` starts, before each callback.
 
     Args:
         name: name of the threads.
@@ -81,7 +81,7 @@ class CallbackThreads:
         self._at_end: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Starts the first thread, unless there is one."""
+        """Starts the first thread, unless there is one. Raises RuntimeError if none can start."""
         global are_running
         with self._lock:
             are_running = True

@@ -127,7 +127,7 @@ class Engine:
         self._watched: dict[Any, Callable[[], None]] = {}
         self._by_handle: dict[int, Callable[[], None]] = {}
         self._registered = threading.RLock()  # a signal handler may call within a call
-        self._callback_threads: CallbackThreads | None = None
+        self._callback_threads = CallbackThreads(CALLBACK_THREAD, self)
         self.forked = False
         _live.add(self)
 
@@ -142,11 +142,9 @@ class Engine:
     def watch(self, slot: Any, callback: Callable[[], None]) -> None:
         """Registers a callback for the work that is about to be submitted with notify and whose
         handle goes to ``slot``. A thread of callback_threads.py calls it once the work is over."""
+        self._callback_threads.start()
         with self._registered:
             self._watched[slot] = callback
-            if self._callback_threads is None:
-                self._callback_threads = CallbackThreads(CALLBACK_THREAD, self)
-                self._callback_threads.start()
 
     def unwatch(self, slot: Any) -> None:
         """Removes a callback whose work was refused, or is over."""
@@ -186,10 +184,7 @@ class Engine:
         """Stops the threads and frees the engine; called on one of them, returns before that is
         done. All communicators must have been freed."""
         _live.discard(self)
-        if self._callback_threads is None:
-            lib.rc_engine_free(self.handle)
-        else:
-            self._callback_threads.stop(lambda: lib.rc_engine_free(self.handle))
+        self._callback_threads.stop(lambda: lib.rc_engine_free(self.handle))
 
 
 _live: weakref.WeakSet[Engine] = weakref.WeakSet()

@@ -186,7 +186,6 @@ class Pipe:
         self._works: dict[int, DeviceWork] = {}
         self._registered = threading.RLock()  # a signal handler may call within a call
         self._callback_threads = CallbackThreads(CALLBACK_THREAD, self)
-        self._callback_threads.start()
 
     def submit(self, work: DeviceWork, call: Any) -> tuple[int, Any]:
         """Submits the work's call.
@@ -197,6 +196,7 @@ class Pipe:
         Raises TensorError for tensors that follow several streams.
         """
         stream = _one_stream(work)
+        self._callback_threads.start()
         error, slot = ffi.new("rc_error *"), work.slot
         pieces = work._where.pieces if isinstance(work._where, PackedView) else []
         parts = ffi.new("rc_piece[]", [(p.address, at, p.nbytes) for at, p in pieces])

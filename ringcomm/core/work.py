@@ -201,19 +201,19 @@ class Work:
             return
         with self._lock:
             first, have_run = self._callbacks is None, self._callbacks == ()
+            if first:  # raises if no thread can start; the next callback tries again
+                self._comm.engine.watch(self.slot, self._run_callbacks)
             if not have_run:
                 self._callbacks = (*(self._callbacks or ()), callback)
         if have_run:
             callback(self)
-        elif first:
-            self._comm.engine.watch(self.slot, self._run_callbacks)
-            if lib.rc_work_notify(self.slot[0]) != OK:
-                self._comm.engine.unwatch(self.slot)
+        elif first and lib.rc_work_notify(self.slot[0]) != OK:
+            self._comm.engine.unwatch(self.slot)
 
     def notify(self, callback: Callable[[Work], None]) -> None:
         """Registers the callback of a call that is about to be submitted with notify."""
-        self._callbacks = (callback,)
         self._comm.engine.watch(self.slot, self._run_callbacks)
+        self._callbacks = (callback,)
 
     def _run_callbacks(self) -> None:
         self.done()

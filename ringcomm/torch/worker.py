@@ -30,10 +30,11 @@ class Worker:
     def submit(self, job: Callable[[], None]) -> Future[None]:
         """Queues a job. The Future raises the job's exception."""
         if self._thread is None:
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=_work, args=(self._jobs,), name=self._name, daemon=True
             )
-            self._thread.start()
+            thread.start()  # raises if the system refuses; the next job tries again
+            self._thread = thread
         future: Future[None] = Future()
         self._jobs.put((job, future))
         return future
