@@ -35,6 +35,7 @@ HEADER = struct.Struct("<BxHII")
 BLOB, ALL, FAILED = 1, 2, 3
 
 _FLUSH_PATIENCE = 1.0
+"""Least seconds for the members to take a message, as the deadline may have passed."""
 
 
 class Hub:
@@ -84,7 +85,7 @@ class Hub:
             raise self._fail()
         self._close_acceptor()
         blobs = [blob] + [self._members[rank].blob or b"" for rank in range(1, self._world)]
-        self._send_all(ALL, join_blobs(blobs))
+        self._send_all(ALL, join_blobs(blobs), self._deadline)
         return blobs
 
     def alarm(self, loop: Loop, ring: Callable[[], None], _lost: Lost) -> None:
@@ -134,14 +135,15 @@ class Hub:
         over = self._complete() or self._gone or self._rivals.found is not None
         return bool(over or time.monotonic() >= self._deadline)
 
-    def _send_all(self, kind: int, payload: bytes) -> None:
+    def _send_all(self, kind: int, payload: bytes, deadline: float = 0.0) -> None:
+        """Sends a message to all members that are left: this may be the last before close()."""
         message = HEADER.pack(kind, self._round, 0, len(payload)) + payload
         members = [m for m in self._members.values() if m.rank not in self._gone]
         for member in members:
             member.send(message)
         self._loop.run(
             lambda: all(m.flushed or m.rank in self._gone for m in members),
-            time.monotonic() + _FLUSH_PATIENCE,
+            max(deadline, time.monotonic() + _FLUSH_PATIENCE),
         )
 
     def _fail(self) -> BootstrapError:

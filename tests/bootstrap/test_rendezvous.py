@@ -108,6 +108,20 @@ def test_largest_blob(port: int) -> None:
     assert all(outcome.value for outcome in run_ranks(call, range(3)).values())
 
 
+def test_rank_0_stays_until_its_last_word_is_taken(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = hub.tune
+
+    def tune(sock: socket.socket) -> None:
+        honest(sock)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # takes a part of it at a time
+
+    monkeypatch.setattr(hub, "tune", tune)
+    monkeypatch.setattr(hub, "_FLUSH_PATIENCE", 0.0)
+    test_largest_blob(port)
+
+
 def test_missing_rank_is_named_to_all(port: int) -> None:
     outcomes = over_tcp(4, port, ranks=[0, 1, 3], patience=0.7)
     for outcome in outcomes.values():
