@@ -1,12 +1,13 @@
 """Rounds 2 to 5 of a bring-up, for one rank: offer, connect, commit, share.
 
-mesh.py has the whole sequence and its result. Invariants: this object owns every socket
-until run() hands the lanes over; close() closes all others, after any error.
+mesh.py has the whole sequence and its result. Invariants: this object owns every descriptor
+until run() hands over those of the mesh, all at once; close() closes all others, after any error.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -68,6 +69,7 @@ class Bringup:
         self._interfaces: list[Interface] = []
         self._listeners: list[socket.socket] = []
         self._watch: socket.socket | None = None
+        self._shared: int | None = None
         self._ports: list[tuple[Port, ...]] = []
         self._pairings: dict[int, list[Pairing]] = {}
         self._link_mbit = 0
@@ -103,13 +105,22 @@ class Bringup:
         )
         commit.check(made, self._hosts, time.monotonic() - began)
         self._measure()
-        shared = share(
+        self._shared = share(
             exchange, deadline, self._rank, self._host_numbers, self._config.shared_memory
         )
-        return self._mesh(commit.agreed(made, self._rank), made, shared)
+        agreed = commit.agreed(made, self._rank)
+        mesh = self._mesh(agreed, made)
+        for lane in agreed:
+            maker.made.pop(lane).detach()
+        if self._watch is not None:
+            self._watch.detach()
+        self._shared = None
+        return mesh
 
     def close(self) -> None:
-        """Closes every socket that was not handed over."""
+        """Closes every descriptor that was not handed over."""
+        if self._shared is not None:
+            os.close(self._shared)
         if self._maker is not None:
             self._maker.close()
         for listener in self._listeners:
@@ -332,12 +343,7 @@ class Bringup:
 
     # -- round 3 --
 
-    def _mesh(
-        self,
-        agreed: Sequence[LaneId],
-        made: Sequence[commit.Made],
-        shared: int | None,
-    ) -> Mesh:
+    def _mesh(self, agreed: Sequence[LaneId], made: Sequence[commit.Made]) -> Mesh:
         rails: dict[int, RailInfo] = {}
         for peer, pairings in self._pairings.items():
             for pairing in pairings:
@@ -354,13 +360,13 @@ class Bringup:
             hosts=self._hosts,
             host_numbers=self._host_numbers,
             rails=[rails[index] for index in sorted(rails)],
-            lanes=[self._hand_over(lane) for lane in agreed],
+            lanes=[self._lane_socket(lane) for lane in agreed],
             local_rank=neighbours.index(self._rank) if local_rank is None else local_rank,
             local_world_size=len(neighbours),
             ranks_on_machine=self._machines.count(self._machines[self._rank]),
-            shared=[] if shared is None else [shared],
-            watch=[] if self._watch is None else [self._watch.detach()],
-            in_memory=shared is not None,
+            shared=[] if self._shared is None else [self._shared],
+            watch=[] if self._watch is None else [self._watch.fileno()],
+            in_memory=self._shared is not None,
             link_mbit=self._link_mbit,
         )
 
@@ -369,18 +375,18 @@ class Bringup:
         address = str(port.endpoints[0].address.ip)
         return RailInfo(pairing.rail, port.name, address, port.mbit_per_s)
 
-    def _hand_over(self, lane: LaneId) -> LaneSocket:
+    def _lane_socket(self, lane: LaneId) -> LaneSocket:
         assert self._maker is not None
-        sock = self._maker.made.pop(lane)
+        sock = self._maker.made[lane]
         pairing = next(p for p in self._pairings[lane.peer] if p.rail == lane.rail)
         here = self._describe_end(self._rank, pairing.ours, sock.getsockname()[0])
         there = self._describe_end(lane.peer, pairing.theirs, sock.getpeername()[0])
         if self._same_host(lane.peer):  # such a lane does not end with its port
-            return LaneSocket(*lane, sock.detach(), 0.0, here, there)
+            return LaneSocket(*lane, sock.fileno(), 0.0, here, there)
         keep_on_port(sock, self._interfaces[pairing.ours], self._interfaces)
         speed = self._speed(lane, pairing)
         port = self._interfaces[pairing.ours].index
-        return LaneSocket(*lane, sock.detach(), speed, here, there, port)
+        return LaneSocket(*lane, sock.fileno(), speed, here, there, port)
 
     def _describe_end(self, rank: int, port: int, address: str) -> str:
         """Describes an end of a lane, for errors."""

@@ -6,6 +6,7 @@ Ranks are threads; one that leaves raises, which closes all that it has, as its 
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 from typing import Any
@@ -131,6 +132,26 @@ def test_who_is_done_early_has_not_left(
         return len(made.hosts)
 
     assert meshes(run_ranks(call, range(WORLD))) == [WORLD] * WORLD
+
+
+def test_a_lane_that_ends_while_lanes_are_handed_over(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another lane was looked at before: the fixture finds what stays open."""
+    describe, looks = bringup.Bringup._describe_end, list[int]()
+
+    def end(self: bringup.Bringup, *arguments: Any) -> str:
+        looks.append(self._rank)
+        if self._rank == 1 and looks.count(1) > 3:  # a lane's two ends, and one of the next
+            raise OSError(errno.ENOTCONN, "not connected")
+        return describe(self, *arguments)
+
+    monkeypatch.setattr(bringup.Bringup, "_describe_end", end)
+    outcomes = join_world(WORLD, port)
+    assert isinstance(outcomes.pop(1).error, OSError)
+    for made in meshes(outcomes):
+        assert made.in_memory
+        made.close()
 
 
 def test_a_parent_that_fails() -> None:
