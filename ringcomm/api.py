@@ -17,7 +17,8 @@ from .config import Config, names_arguments
 from .errors import ConfigError, NotInitializedError, RingcommError
 
 _default: Communicator | None = None
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may call shutdown within init
+_is_joining = False  # init waits for other ranks, and shutdown has not been called meanwhile
 _fallback: Callable[[], Communicator | None] | None = None
 
 
@@ -47,39 +48,46 @@ def init(
     Raises:
         ConfigError: a setting, the environment or the secret cannot work.
         BootstrapError: a rank did not arrive, or could not be reached; its text is a table of them.
-        RingcommError: init was called before.
+        RingcommError: init was called before; or shutdown, by a signal handler, meanwhile.
     """
-    global _default
+    global _default, _is_joining
     with _lock:
-        if _default is not None and not _default.is_inherited:
+        if _is_joining or (_default is not None and not _default.is_inherited):
             raise RingcommError(
                 "ringcomm.init was called before; call ringcomm.shutdown() first, or use "
                 "Communicator.split for another group"
             )
-        _default = Communicator.create(
-            rank,
-            world_size,
-            init_method=init_method,
-            config=config,
-            timeout=timeout,
-            mpi=mpi,
-            store=store,
-        )
-        return _default
+        _is_joining = True
+        try:
+            made = _default = Communicator.create(
+                rank,
+                world_size,
+                init_method=init_method,
+                config=config,
+                timeout=timeout,
+                mpi=mpi,
+                store=store,
+            )
+            if not _is_joining:
+                shutdown()
+                raise RingcommError("ringcomm.shutdown was called while ringcomm.init waited")
+        finally:
+            _is_joining = False
+        return made
 
 
 def shutdown() -> None:
     """Closes the default communicator, if there is one."""
-    global _default
+    global _default, _is_joining
     with _lock:
-        comm, _default = _default, None
+        comm, _default, _is_joining = _default, None, False
     if comm is not None:
         comm.close()
 
 
 def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()  # another thread of the parent may have held it
+    global _lock, _is_joining
+    _lock, _is_joining = threading.RLock(), False  # another thread of the parent may be in init
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -35,6 +35,7 @@ from ringcomm import (
     ProtocolError,
     RingcommError,
     TensorError,
+    communicator,
 )
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -119,6 +120,31 @@ def test_an_absent_rank_is_named_in_time() -> None:
         ringcomm.init(0, 2, init_method=f"tcp://127.0.0.1:{free_port()}", timeout=0.5)
     assert 0.4 < time.monotonic() - began < 0.5 + PROMPT
     assert not ringcomm.is_initialized()
+
+
+def test_a_signal_handler_may_call_shutdown_within_init(monkeypatch: pytest.MonkeyPatch) -> None:
+    join = communicator.join
+
+    def interrupted(*arguments: Any) -> Any:
+        signal.raise_signal(signal.SIGUSR1)
+        return join(*arguments)
+
+    def handle(*_: object) -> None:
+        with pytest.raises(RingcommError, match="init was called before"):
+            ringcomm.init(0, 1)
+        ringcomm.shutdown()
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(communicator, "join", interrupted)
+            with pytest.raises(RingcommError, match="shutdown was called while"):
+                ringcomm.init(0, 1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not ringcomm.is_initialized()
+    with ringcomm.init(0, 1):
+        ringcomm.shutdown()
 
 
 # ---- the default functions ----

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -76,6 +77,15 @@ def test_results_are_right(nursery: Nursery, role: Role, world: int) -> None:
         job.finish(quietly=False)
 
 
+class Over:
+    """A part of a Work that is over."""
+
+    def done(self) -> bool:
+        return True
+
+    def exception(self) -> None: ...
+
+
 def test_what_a_work_has_left_to_do_may_end_with_its_group() -> None:
     """The last reference to a group goes with what its Work had left to do; the group asks the Work
     whether it is over."""
@@ -87,17 +97,30 @@ def test_what_a_work_has_left_to_do_may_end_with_its_group() -> None:
         def __del__(self) -> None:
             asked.append(work.is_completed())
 
-    class Over:
-        def done(self) -> bool:
-            return True
-
-        def exception(self) -> None: ...
-
     work = works.RingWork([Over()], [], Left())
     caller = threading.Thread(target=work.is_completed, daemon=True)
     caller.start()
     caller.join(PATIENCE)
     assert asked == [True]
+
+
+def test_a_signal_handler_may_ask_a_work_for_its_end_within_it() -> None:
+    works = pytest.importorskip("ringcomm.torch.works")
+    asked: list[object] = []
+
+    def after() -> None:
+        if not asked:
+            asked.append("again")
+            signal.raise_signal(signal.SIGUSR1)
+        asked.append("done")
+
+    work = works.RingWork([Over()], [], after)
+    before = signal.signal(signal.SIGUSR1, lambda *_: asked.append(work.is_completed()))
+    try:
+        assert work.is_completed()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert asked == ["again", "done", True, "done"]
 
 
 def test_many_groups_at_once(nursery: Nursery) -> None:

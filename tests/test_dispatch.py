@@ -20,9 +20,11 @@ from ranks import World, run_ranks
 from ringcomm import (
     AbortedError,
     Communicator,
+    Config,
     ConfigError,
     NotInitializedError,
 )
+from ringcomm.core import native
 from ringcomm.core.faces import view
 from ringcomm.core.native import lib
 from ringcomm.core.views import plain_memory
@@ -241,6 +243,57 @@ def test_a_signal_handler_may_close_meanwhile() -> None:
                 first.allreduce(np.ones(7))
         finally:
             signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("has_callback", [False, True])
+def test_a_signal_handler_may_close_while_a_result_is_written(has_callback: bool) -> None:
+    """It sees the whole result; and it waits for the thread of a callback, which waits for it."""
+    seen: list[Any] = []
+    with World(2, engines="own") as world:
+        first, second = world.comms
+        tensor = np.ones((7, 2))[:, 0]
+        work = first.allreduce(tensor, async_op=True)
+        second.allreduce(np.ones(7))
+        (held,) = work._held
+        write = held.finish
+
+        def interrupted() -> None:
+            held.finish = write
+            if has_callback:
+                work.call_back(lambda _: seen.append("called"), elsewhere=True)
+            signal.raise_signal(signal.SIGUSR1)
+            write()
+
+        def close(*_: object) -> None:
+            first.close()
+            seen.append(tensor.tolist())
+
+        held.finish = interrupted
+        before = signal.signal(signal.SIGUSR1, close)
+        try:
+            assert work.wait() is tensor
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert seen == ["called"] * has_callback + [[2.0] * 7]
+
+
+def test_a_signal_handler_may_close_while_an_engine_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make = native.Engine
+
+    def interrupted(kernel_set: str) -> native.Engine:
+        signal.raise_signal(signal.SIGUSR1)
+        return make(kernel_set)
+
+    with World(1) as world:
+        before = signal.signal(signal.SIGUSR1, lambda *_: world.comms[0].close())
+        try:
+            monkeypatch.setattr(native, "Engine", interrupted)
+            with Communicator.create(0, 1, config=Config(kernel_set="scalar")) as other:
+                assert other.kernel_set == "scalar"
+        finally:
+            signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_close_waits_for_who_is_inside() -> None:

@@ -188,33 +188,38 @@ class Engine:
 
 
 _live: weakref.WeakSet[Engine] = weakref.WeakSet()
-_shared: dict[str, tuple[Engine, int]] = {}
-_shared_lock = threading.Lock()
+_shared: dict[str, Engine] = {}
+_users: list[str] = []  # a kernel set for each user of its engine
+_shared_lock = threading.RLock()  # a signal handler may call within a call
 
 
 def acquire_engine(kernel_set: str) -> Engine:
     """Returns the process's engine for this kernel set; give it back with release_engine."""
     with _shared_lock:
-        engine, users = _shared.get(kernel_set) or (Engine(kernel_set), 0)
-        _shared[kernel_set] = (engine, users + 1)
-        return engine
+        _users.append(kernel_set)  # first, so that a signal handler does not free the engine
+        try:
+            if kernel_set not in _shared:
+                _shared[kernel_set] = Engine(kernel_set)
+            return _shared[kernel_set]
+        except BaseException:
+            _users.remove(kernel_set)
+            raise
 
 
 def release_engine(kernel_set: str) -> None:
     """Gives an engine back, and frees it if no user is left."""
     with _shared_lock:
-        engine, users = _shared[kernel_set]
-        if users > 1:
-            _shared[kernel_set] = (engine, users - 1)
-            return
-        del _shared[kernel_set]
-    engine.free()
+        _users.remove(kernel_set)
+        engine = None if kernel_set in _users else _shared.pop(kernel_set, None)
+    if engine is not None:
+        engine.free()
 
 
 def _after_fork() -> None:
     global _shared_lock
-    _shared_lock = threading.Lock()
+    _shared_lock = threading.RLock()
     _shared.clear()
+    _users.clear()
     for engine in list(_live):
         engine.forked = True
         lib.rc_engine_after_fork(engine.handle)

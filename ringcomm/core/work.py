@@ -66,6 +66,16 @@ def write_back(held: Sequence[Held], name: str, seq: int | None = None) -> Tenso
     return None
 
 
+def lock_to_end(lock: Any, is_over: Callable[[], bool]) -> bool:
+    """Acquires the RLock of the thread that ends a work, unless the work is over; returns whether
+    it did. The lock may then still be held: by a call within which a signal handler has ended the
+    work, and closes its communicator, which waits for this thread."""
+    while not lock.acquire(timeout=SLICE_MS / 1000):
+        if is_over():
+            return False
+    return True
+
+
 @dataclasses.dataclass(frozen=True)
 class WorkStats:
     """Counters of this rank's part in one collective. Times are those of time.monotonic_ns().
@@ -129,7 +139,9 @@ class Work:
         self._result = result
         self._error: RingcommError | None = None
         self._finished = False
-        self._lock = threading.Lock()
+        # A signal handler may call within a call.
+        self._lock = threading.RLock()  # guards _callbacks
+        self._ending = threading.RLock()
 
     def __del__(self, free: Any = lib.rc_work_free) -> None:  # globals may be gone at exit
         free(self.slot[0])
@@ -271,17 +283,22 @@ class Work:
         return self._result
 
     def _finish(self, result: int) -> None:
-        """Scatters results back, releases the tensors and makes the exception, once."""
-        with self._lock:
+        """Scatters results back, releases the tensors and makes the exception, once; a signal
+        handler that asks meanwhile does it all."""
+        if not lock_to_end(self._ending, lambda: self._finished):
+            return
+        try:
             if self._finished:
                 return
-            if result == OK:
-                self._error = self._write_back()
-            else:
-                self._error = self._make_error(result)
+            error = self._write_back() if result == OK else self._make_error(result)
+            if self._finished:  # a signal handler has asked
+                return
+            self._error = error
             released = self._held, self._feedback  # freed unlocked: finalizers may ask this Work
             self._held, self._feedback = (), None
             self._finished = True
+        finally:
+            self._ending.release()
         del released
         self._comm.note_over(self, self._error)
 

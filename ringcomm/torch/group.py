@@ -439,12 +439,12 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
             until = began + (_GRACE if work.is_message else patience)
             with contextlib.suppress(RingcommError):
                 work.wait(max(0.0, until - time.monotonic()))
-        for delivered in list(self._undelivered):
-            delivered.is_completed()
         self._close(within)
 
     def _close(self, within: float = 1.0) -> None:
         self._ended = self._failure()
+        for delivered in list(self._undelivered):
+            delivered.is_completed()
         if self._comm is not None:
             self._comm.close(within)
         while self._others:

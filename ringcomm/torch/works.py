@@ -4,9 +4,9 @@ Most callers only wait, so a Future is made when it is asked for, and only then 
 callback thread hear of the collective.
 
 Invariants: ``after``, the work on this rank that follows the transfers, runs once, in the first
-thread that sees their end: a waiting thread, or the callback thread. A Future is completed after
-it. On a GPU ``after`` is queued on the current stream, and each stream that waits follows it: the
-host does not wait for copies.
+thread that sees their end: a waiting thread, or the callback thread. (A signal handler that asks
+within it runs it again, whole.) A Future is completed after it. On a GPU ``after`` is queued on the
+current stream, and each stream that waits follows it: the host does not wait for copies.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from ..core import callback_threads, cuda, pipe
 from ..core.faces.torch import torch_stream
-from ..core.work import Work
+from ..core.work import Work, lock_to_end
 from ..errors import RingcommError
 from .streams import future_on
 
@@ -87,7 +87,9 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         self._error: BaseException | None = None
         self._future: Any = None
         self._recorded = False
-        self._lock = threading.Lock()
+        # A signal handler may call within a call.
+        self._lock = threading.RLock()  # guards _future
+        self._ending = threading.RLock()
         self._dropped_well = _KEEPS_ALL or self._over  # set when a thread has waited, or need not
         if _KEEPS_ALL:
             _kept.append(self)
@@ -261,20 +263,30 @@ class RingWork(_TorchWork):  # type: ignore[misc]
             self._ready.append((device, event))
 
     def _settle(self) -> None:
-        """Runs ``after``, once, when all parts are over, and keeps the error."""
-        with self._lock:
+        """Runs ``after``, once, when all parts are over, and keeps the error; a signal handler that
+        asks meanwhile does it all."""
+        if not lock_to_end(self._ending, lambda: self._over):
+            return
+        try:
             if self._over:
                 return
-            self._error = next((e for part in self._parts if (e := part.exception())), None)
-            if self._error is None and self._after is not None:
+            error: BaseException | None = next(
+                (e for part in self._parts if (e := part.exception())), None
+            )
+            if error is None and self._after is not None:
                 try:
                     self._finish(self._after)
-                except Exception as error:  # the tensor was changed in flight
-                    self._error = error
+                except Exception as failure:  # the tensor was changed in flight
+                    error = failure
+            if self._over:  # a signal handler has asked
+                return
+            self._error = error
             # Dropped outside the lock: this may free the group, whose __del__ calls this Work.
             released = self._after, self._used
             self._after, self._used = None, ()
             self._over = True
+        finally:
+            self._ending.release()
         del released
 
 
