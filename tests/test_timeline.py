@@ -88,6 +88,28 @@ def test_each_rank_tells_of_all_its_works(tmp_path: Path, shared: bool) -> None:
         assert sum(told) == 0 if shared else 0 < sum(told) - sum(sent) < 2000  # a few headers
 
 
+def test_a_signal_handler_may_close_while_an_event_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has to tell follows the event."""
+    write = os.pwrite
+
+    def interrupted(*arguments: Any) -> int:
+        monkeypatch.setattr(os, "pwrite", write)
+        signal.raise_signal(signal.SIGUSR1)
+        return write(*arguments)
+
+    with World(1, config=Config(timeline=f"{tmp_path}/{{rank}}.trace")) as world:
+        comm = world.comms[0]
+        before = signal.signal(signal.SIGUSR1, lambda *_: comm.close())
+        try:
+            monkeypatch.setattr(os, "pwrite", interrupted)
+            comm.allreduce(np.ones(5), async_op=True).wait()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+    assert len(spans(events_of(tmp_path / "0.trace"), "allreduce(f64[5])")) == 1
+
+
 def test_a_rank_that_is_killed_leaves_what_was_in_flight(tmp_path: Path) -> None:
     code = """
         import numpy as np, ringcomm, time

@@ -12,8 +12,9 @@ Events are nestable asynchronous ones of the Trace Event Format, as works overla
 are of the wall clock, so that the files of all ranks can be viewed together; within a host they
 are exact to the microsecond, among hosts as far as their clocks agree.
 
-Invariants: an event is with the operating system when the call returns, and the file is a
-complete JSON array after every event: each one overwrites the end of the array and writes it anew,
+Invariants: an event is with the operating system when the call returns, but for what comes while
+the file is being written: that follows at once. The file is a complete JSON array after every
+event: each one overwrites the end of the array and writes it anew,
 and one that does not fit on the disk is taken back. So a process that is killed, or hangs, leaves
 all events so far, works in flight included. The file never exceeds MOST_BYTES, and no symbolic
 link is followed to it. An error while writing does not reach the job: it is logged once, and the
@@ -22,6 +23,7 @@ timeline ends there. Only an error while opening it is raised (ConfigError).
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
 import json
@@ -29,7 +31,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import ConfigError
@@ -60,6 +62,7 @@ class _File:
         self.path = path_of(setting, rank)
         self.rank = rank
         self._lock = threading.Lock()
+        self._changes: collections.deque[Callable[[], None]] = collections.deque()
         self._users = 0
         self._end = 0
         self._fd = -1
@@ -83,30 +86,50 @@ class _File:
 
     def use(self) -> None:
         """Counts a communicator that begins to write, and opens the file again if need be."""
-        with self._lock:
+
+        def use() -> None:
             self._users += 1
             if self._fd < 0 and self._end:
                 self._guarded(lambda: self._open(0))
 
+        self._change(use)
+
     def leave(self) -> None:
         """Discounts a communicator; closes the file after the last one."""
-        with self._lock:
+
+        def leave() -> None:
             self._users -= 1
             if not self._users:
                 self._close()
 
+        self._change(leave)
+
     def write(self, *events: dict[str, Any]) -> None:
         """Adds events, whose ``ns`` is a moment of time.monotonic_ns()."""
         lines = [json.dumps(self._timed(event), separators=(",", ":")) for event in events]
-        with self._lock:
+        data = ",\n".join(lines).encode()
+
+        def write() -> None:
             if self._fd < 0:
                 return
-            data = ",\n".join(lines).encode()
             if self._end + len(data) > MOST_BYTES - _ROOM:
                 self._end_here(f"it has {MOST_BYTES >> 20} MiB")
                 return
             separator = b",\n" if self._end > 1 else b"\n"
             self._guarded(lambda: self._put(separator + data))
+
+        self._change(write)
+
+    def _change(self, change: Callable[[], None]) -> None:
+        """Makes a change, one at a time and in their order. It waits for nobody: within another
+        change, as of a signal handler or of another thread, it is left to who makes that."""
+        self._changes.append(change)
+        while self._changes and self._lock.acquire(blocking=False):
+            try:
+                while self._changes:
+                    self._changes.popleft()()
+            finally:
+                self._lock.release()
 
     def _timed(self, event: dict[str, Any]) -> dict[str, Any]:
         ns = event.pop("ns", None)
@@ -180,7 +203,6 @@ class Timeline:
         self._file.use()
         self._rails = [f"{number} {name}" for number, name in enumerate(rails)]
         self._category = about
-        self._lock = threading.Lock()
         self._file.write(
             {
                 "ph": "M",
@@ -230,11 +252,10 @@ class Timeline:
         self._file.leave()
 
     def _common(self, work: Work) -> dict[str, Any]:
-        """Returns the fields that all events of a work share. The lock is needed as the work may be
-        over, on another thread, before submitted() was called."""
-        with self._lock:
-            work.trace_id = work.trace_id or next(_numbers)
-        return {"cat": self._category, "id": work.trace_id, "tid": 0}
+        """Returns the fields that all events of a work share. The number is set by one operation as
+        the work may be over, on another thread, before submitted() was called."""
+        number = vars(work).setdefault("trace_id", next(_numbers))
+        return {"cat": self._category, "id": number, "tid": 0}
 
 
 _numbers = itertools.count(1)
