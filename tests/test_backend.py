@@ -87,21 +87,24 @@ class Over:
 
 
 def test_what_a_work_has_left_to_do_may_end_with_its_group() -> None:
-    """The last reference to a group goes with what its Work had left to do; the group asks the Work
-    whether it is over."""
+    """The last reference to a group goes with what its Work had left to do; the group waits for a
+    thread that asks the Work whether it is over, and asks itself."""
     works = pytest.importorskip("ringcomm.torch.works")
     asked: list[bool] = []
 
     class Left:
         def __call__(self) -> None: ...
         def __del__(self) -> None:
-            asked.append(work.is_completed())
+            other = threading.Thread(target=work.is_completed, daemon=True)
+            other.start()
+            other.join(PATIENCE)
+            asked.extend((not other.is_alive(), work.is_completed()))
 
     work = works.RingWork([Over()], [], Left())
     caller = threading.Thread(target=work.is_completed, daemon=True)
     caller.start()
-    caller.join(PATIENCE)
-    assert asked == [True]
+    caller.join(2 * PATIENCE)
+    assert asked == [True, True]
 
 
 def test_a_signal_handler_may_ask_a_work_for_its_end_within_it() -> None:
