@@ -155,7 +155,7 @@ def by_accelerate(rank: Rank, way: str, folder: str) -> None:
 
 
 def outer_by_lightning(rank: Rank, folder: str) -> None:
-    """The callback: two rounds and a last one, validation and a checkpoint in between."""
+    """The callback: a round and a last one, validation and a checkpoint in between."""
     import pytorch_lightning as lightning
     from pytorch_lightning.strategies import DDPStrategy
 
@@ -175,7 +175,7 @@ def outer_by_lightning(rank: Rank, folder: str) -> None:
         """Between two rounds, where each rank has weights of its own."""
 
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            if trainer.global_step == 3:
+            if trainer.global_step == 2:
                 for kind, weights_only in (("whole", False), ("weights", True)):
                     trainer.save_checkpoint(f"{folder}/{kind}.ckpt", weights_only=weights_only)
                 with callback.outer.anchor():  # type: ignore[union-attr]
@@ -185,7 +185,7 @@ def outer_by_lightning(rank: Rank, folder: str) -> None:
     module = _module(model, False)
     type(module).validation_step = validation_step
     type(module).on_save_checkpoint = on_save_checkpoint
-    callback = OuterStepCallback(every=2, outer="mean", compression="none")
+    callback = OuterStepCallback(every=3, outer="mean", compression="none")
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=2,
@@ -196,7 +196,7 @@ def outer_by_lightning(rank: Rank, folder: str) -> None:
         enable_model_summary=False,
         enable_checkpointing=False,
         callbacks=[callback, Saves()],
-        val_check_interval=3,
+        val_check_interval=2,
         num_sanity_val_steps=0,
         limit_val_batches=1,
     )
