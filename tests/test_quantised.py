@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import quantised_reference as quantised
-from patience import PATIENCE
+from patience import PATIENCE, until
 from quantised_reference import CODECS, Residuals
 from ranks import World, loopback_meshes
 from reference import Array
@@ -314,6 +314,23 @@ def test_a_value_that_is_not_finite_elsewhere(n: int) -> None:
 
     with World(n, config=Config(segment_bytes=4096, timeout=30.0)) as world:
         world.run(body)
+
+
+def test_a_value_that_is_not_finite_and_leaves_last() -> None:
+    """T6: this rank's own part of a reduce-scatter is whole before the value is encoded: all that
+    it needs had come before the call."""
+    part = 40_000  # in three segments
+    others = part + 2 * -(-part // 256) + 3 * HEADER_BYTES
+
+    def body(comm: Communicator) -> Array:
+        x = values(2 * part, comm.rank)
+        if comm.rank == 0:
+            x[-1] = np.inf
+            assert until(lambda: comm.stats()["lanes"][0]["received_bytes"] >= others)
+        return comm.reduce_scatter(x, compression="int8", feedback=False)
+
+    with World(2, config=Config(timeout=30.0, heartbeat=30, peer_timeout=60)) as world:
+        assert all(np.isnan(got).all() for got in world.run(body))
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -20,7 +20,6 @@ typedef struct outflow {
 struct quantised {
     quant codec;
     feedback_view feedback; /* all NULL without feedback, or without residuals */
-    uint64_t results_left;  /* segments of dst that are not final */
     int poisoned;
     int sending_more;
     rc_layout layout; /* of source and result if they are encoded already, else zeros */
@@ -145,27 +144,12 @@ static float *left_at(float *residual, uint64_t elem)
 
 /* ---- results ---- */
 
-/* Counts a final segment of dst. After the last one a poisoned result is made NaN; who decodes an
- * encoded result asks quantised_poisoned. */
+/* Among hosts, makes a poisoned chunk NaN once it is whole, before the ranks of this host read it.
+ * To be called after each segment that is final. */
 static void note_result(rc_work *w)
 {
-    struct quantised *q = w->quantised;
-    const plan *p = &w->plan;
-    q->results_left--;
-    if (q->results_left > 0 || !q->poisoned || w->call.encoded)
-        return;
-    uint64_t all = p->collective == RC_ALLGATHER ? p->total_elems : w->call.count;
-    quant_fill_nan(q->codec.dtype, w->call.dst, all);
-}
-
-static uint64_t count_results(const plan *p)
-{
-    if (p->collective == RC_REDUCE_SCATTER || p->algorithm == RC_ONE_SHOT)
-        return plan_segments(p, (uint32_t)p->rank);
-    uint64_t segments = 0;
-    for (uint32_t part = 0; part < (uint32_t)p->world_size; part++)
-        segments += plan_segments(p, part);
-    return segments;
+    if (w->is_shared && w->receives_left == 1 && w->quantised->poisoned)
+        quant_fill_nan(w->call.dtype, w->call.dst, w->call.count);
 }
 
 /* ---- sending ---- */
@@ -241,7 +225,6 @@ rc_result quantised_start(rc_work *w)
         RC_TRY(join_init(&w->join, plan_segments(p, (uint32_t)p->rank), p->world_size,
                          p->world_size - 1 + own_too));
     RC_TRY(begin_feedback(w));
-    w->quantised->results_left = count_results(p);
     return quantised_send_more(w);
 }
 
@@ -294,7 +277,6 @@ static rc_result leave_both(rc_work *w, uint32_t chunk, uint32_t segment)
     w->receives_left--;
     q->poisoned |=
         quant_sum_is_poisoned(&q->codec, &terms, plan_segment_elems(&w->plan, chunk, segment));
-    note_result(w);
     return RC_OK;
 }
 
@@ -328,11 +310,9 @@ static rc_result keep_own(rc_work *w, uint32_t chunk, uint32_t segment, pool_buf
         return join_keep(&w->join, segment, w->plan.rank, pool_share(buffer))
                    ? join_segment(w, chunk, segment)
                    : RC_OK;
-    if (w->plan.collective == RC_ALLGATHER) {
+    if (w->plan.collective == RC_ALLGATHER)
         quant_store(&q->codec, work_dst(w, chunk, segment), buffer->data,
                     plan_segment_elems(&w->plan, chunk, segment), &q->poisoned);
-        note_result(w);
-    }
     return RC_OK;
 }
 
@@ -408,14 +388,22 @@ int quantised_poisoned(const rc_work *w)
     return w->quantised != NULL && w->quantised->poisoned;
 }
 
+/* Makes the result NaN. Who decodes an encoded one asks quantised_poisoned. */
+static void poison_result(const rc_work *w)
+{
+    const rc_call *called = work_user_call(w);
+    int gathers = called->collective == RC_ALLGATHER;
+    if (!w->call.encoded)
+        quant_fill_nan(called->dtype, called->dst, gathers ? w->plan.total_elems : called->count);
+}
+
 void quantised_finish(rc_work *w, rc_result result)
 {
     const rc_call *called = work_user_call(w);
     if (result != RC_OK)
         return;
-    int poisoned = is_poisoned(w);
-    if (poisoned && w->is_shared)
-        quant_fill_nan(called->dtype, called->dst, called->count);
-    if (called->feedback != NULL && !poisoned)
+    if (is_poisoned(w))
+        poison_result(w);
+    else if (called->feedback != NULL)
         feedback_commit(called->feedback, called->op);
 }
