@@ -184,8 +184,10 @@ class SparseExchange:
             self._swap()
             self._undoable = None
 
-    def _join(self, format: Format, payloads: Any, count: int, factor: float) -> Entries:
-        return join(format, self.comm.kernel_set, payloads, factor, count)
+    def _join(
+        self, format: Format, payloads: Any, count: int, factor: float, first: int = 0
+    ) -> Entries:
+        return join(format, self.comm.kernel_set, payloads, factor, count, first)
 
     def _factor(self) -> float:
         return 1 / self.comm.world_size if self.aggregate == "mean" else 0.0
@@ -426,7 +428,7 @@ class _Owner:
         """Concatenates the entries that all owners sent, one range after the other."""
         one = self._exchange
         ranges = [
-            one._join(self._format, [payload], self._range(rank)[1], 1.0)
+            one._join(self._format, [payload], self._range(rank)[1], 1.0, rank)
             for rank, payload in enumerate(self._results)
         ]
         whole = Entries(self._format, one.count, 0)

@@ -368,8 +368,17 @@ def test_ranks_of_different_formats_get_an_error() -> None:
             first.wait()
         assert caught.value.rank == 0
 
+    def results(comm: Communicator) -> None:
+        one = SparseExchange(comm, 8192, k=64, exchange="owner")
+        one.submit(np.ones(8192, np.float32)).wait()
+        one._way._results[1] = 255
+        with pytest.raises(ProtocolError, match="rank 1 sent") as caught:
+            one._way._joined()
+        assert caught.value.rank == 1
+
     run_ranks(2, sizes)
     run_ranks(1, records)
+    run_ranks(2, results)
 
 
 def test_nothing_at_all() -> None:

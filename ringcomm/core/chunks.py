@@ -178,12 +178,17 @@ def select(
 
 
 def join(
-    format: Format, kernel_set: str, payloads: Sequence[Bytes], factor: float, count: int
+    format: Format,
+    kernel_set: str,
+    payloads: Sequence[Bytes],
+    factor: float,
+    count: int,
+    first: int,
 ) -> Entries:
     """Sums payloads in their order, times factor; factor 0: divides each block by its senders.
+    They are of successive ranks, from ``first`` on.
 
-    Raises:
-        ProtocolError: a payload is malformed; its number is the error's rank.
+    Raises ProtocolError, with its rank, for a malformed payload.
     """
     native = format.native()
     out = Entries(format, count, int(lib.rc_sparse_most(native, count, len(payloads))))
@@ -202,10 +207,11 @@ def join(
         flags + 1,
     )
     if result == lib.RC_PROTOCOL:
+        rank = first + int(flags[1])
         raise ProtocolError(
-            f"rank {flags[1]} sent no sparse payload of this format: have all ranks the same k, "
-            "chunk, block and values?",
-            rank=int(flags[1]),
+            f"rank {rank} sent no sparse payload of this format: have all ranks the same k, chunk, "
+            "block and values?",
+            rank=rank,
         )
     _check(result)
     out.poisoned = bool(flags[0])
