@@ -1,8 +1,9 @@
-/* api_sparse.c - the public functions of sparse payloads (ringcomm_sparse.h): they check arguments
- * and allocate working memory.
+/* api_sparse.c - the public functions of sparse payloads (ringcomm_sparse.h): they check arguments,
+ * allocate working memory, and see to the mode of what computes.
  */
 #include <stdlib.h>
 
+#include "base/float_mode.h"
 #include "include/ringcomm_sparse.h"
 #include "sparse/payload.h"
 
@@ -40,7 +41,9 @@ rc_result rc_sparse_select(const rc_sparse_format *format, const char *kernel_se
     void *room = malloc(sparse_select_room(format));
     if (room == NULL)
         return RC_NO_MEMORY;
+    float_mode mode = float_mode_enter();
     *poisoned = sparse_select(format, kernels, room, wire, left, residual, delta, decay, count);
+    float_mode_leave(mode);
     free(room);
     return RC_OK;
 }
@@ -55,8 +58,10 @@ rc_result rc_sparse_join(const rc_sparse_format *format, const char *kernel_set,
     void *room = malloc(sparse_join_room(format));
     if (room == NULL)
         return RC_NO_MEMORY;
+    float_mode mode = float_mode_enter();
     *total =
         sparse_join(format, kernels, room, wires, payloads, factor, count, out, poisoned, wrong);
+    float_mode_leave(mode);
     free(room);
     return *wrong >= 0 ? RC_PROTOCOL : RC_OK;
 }
@@ -76,7 +81,9 @@ rc_result rc_sparse_add(const rc_sparse_format *format, const rc_sparse_entries 
 {
     if (!sparse_format_ok(format))
         return RC_INVALID_ARGUMENT;
+    float_mode mode = float_mode_enter();
     sparse_add(format, entries, factor, dense, count);
+    float_mode_leave(mode);
     return RC_OK;
 }
 
@@ -89,7 +96,9 @@ rc_result rc_sparse_sgd(const rc_sparse_format *format, const char *kernel_set,
         return RC_INVALID_ARGUMENT;
     if ((buffer == NULL) != (last == NULL) || (buffer == NULL && step->momentum != 0.0f))
         return RC_INVALID_ARGUMENT;
+    float_mode mode = float_mode_enter();
     sparse_sgd_step(format, kernels, entries, step, weights, count, buffer, last);
+    float_mode_leave(mode);
     return RC_OK;
 }
 
@@ -100,7 +109,9 @@ rc_result rc_sparse_adam(const rc_sparse_format *format, const char *kernel_set,
     const struct kernel_set *kernels = kernels_find(kernel_set);
     if (kernels == NULL || !sparse_format_ok(format) || step->number < 1)
         return RC_INVALID_ARGUMENT;
+    float_mode mode = float_mode_enter();
     sparse_adam_step(format, kernels, entries, step, weights, count, first, second);
+    float_mode_leave(mode);
     return RC_OK;
 }
 

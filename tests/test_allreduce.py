@@ -17,11 +17,13 @@ and all in flight with out=. bfloat16 needs a library that has it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib.util
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +31,15 @@ import reference
 from patience import until
 from ranks import World
 from reference import NUMPY, OPS, Array
-from tensors import bits, elements, hash_of, same_but_for_nans, special, tensor
+from tensors import (
+    bits,
+    elements,
+    hash_of,
+    same_but_for_nans,
+    special,
+    subnormals_are_zeros,
+    tensor,
+)
 
 from ringcomm import Communicator, Config, MismatchError
 from ringcomm.bootstrap import bringup
@@ -251,17 +261,19 @@ def test_slower_links_have_another_algorithm(monkeypatch: pytest.MonkeyPatch) ->
         *(Road(3, algorithm, memory=3) for algorithm in ("direct", "one_shot")),
     ],
 )
-def test_special_values(road: Road) -> None:
-    """Infinities, NaN, subnormals, signed zeros, integer extremes. Of two NaN in a plain f32 or f64
-    sum or product either may win, but the same on all ranks."""
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, subnormals_are_zeros])
+def test_special_values(road: Road, mode: Callable[[], Any]) -> None:
+    """Infinities, NaN, subnormals, signed zeros, integer extremes, whatever mode the threads are
+    in. Of two NaN in a plain f32 or f64 sum or product either may win, but the same on all ranks.
+    """
     count = 1031
 
     def body(comm: Communicator) -> list[Array]:
-        results = []
-        for dtype, op, codec in COMBINATIONS:
-            array = special(dtype, count, comm.rank)
-            results.append(array)
-            comm.allreduce(tensor(array, dtype), op, compression=None if codec == "none" else codec)
+        results = [special(dtype, count, comm.rank) for dtype, _, _ in COMBINATIONS]
+        with mode():
+            for (dtype, op, codec), array in zip(COMBINATIONS, results, strict=True):
+                compression = None if codec == "none" else codec
+                comm.allreduce(tensor(array, dtype), op, compression=compression)
         return results
 
     config = Config(segment_bytes=4096, timeout=30.0, algorithm=road.algorithm)

@@ -5,6 +5,7 @@ Everything is compared bit for bit with sparse_reference.py, on worlds of thread
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
@@ -14,6 +15,7 @@ import sparse_reference as slow
 from ranks import World, run_ranks
 from reference import Array
 from sparse_reference import words
+from tensors import subnormals_are_zeros
 
 from ringcomm import (
     CommTimeoutError,
@@ -93,6 +95,23 @@ def test_all_ranks_get_the_bits_of_the_reference(turn: int, exchange: str) -> No
             # A zero that arrives has the sign of the sum, and the reference's of the element.
             assert (words(dense + np.float32(0)) == words(mean + np.float32(0))).all()
             assert (words(residual) == words(want.residuals[rank])).all()
+
+
+@pytest.mark.parametrize("exchange", ["gather", "owner"])
+def test_a_rank_whose_thread_takes_subnormals_for_zeros(exchange: str) -> None:
+    count, rng = 3000, np.random.default_rng(7)
+    tiny = rng.integers(-50, 51, (2, count)).astype(np.float32) * np.float32(2.0**-149)
+
+    def run(comm: Communicator) -> Array:
+        one = SparseExchange(
+            comm, count, k=64, chunk=1024, decay=1.0, values="fp32", exchange=exchange
+        )
+        with subnormals_are_zeros() if comm.rank else contextlib.nullcontext():
+            return words(one.submit(tiny[comm.rank]).wait().scatter())
+
+    first, second = run_ranks(2, run)
+    assert first.any()
+    assert (first == second).all()
 
 
 @pytest.mark.parametrize("exchange", ["gather", "owner"])

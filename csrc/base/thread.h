@@ -1,7 +1,8 @@
 /* thread.h - the library's own threads, and waits until a time by the clock of clock.h.
  *
  * The library's threads take no signals: they belong to the program's own threads, whose waits they
- * are meant to interrupt.
+ * are meant to interrupt. And they compute in the default mode (float_mode.h), which threads
+ * inherit like those.
  */
 #ifndef RINGCOMM_THREAD_H
 #define RINGCOMM_THREAD_H
@@ -11,15 +12,18 @@
 #include <signal.h>
 
 #include "clock.h"
+#include "float_mode.h"
 
 /* Starts a thread. Returns 1, or 0 with errno set. */
 static inline int thread_start(pthread_t *thread, void *(*run)(void *arg), void *arg)
 {
     sigset_t all, old;
+    float_mode mode = float_mode_enter();
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     int failed = pthread_create(thread, NULL, run, arg);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
+    float_mode_leave(mode);
     if (failed)
         errno = failed;
     return !failed;

@@ -85,16 +85,23 @@ rc_work *work_create(rc_engine *engine, const rc_call *call, uint32_t spin_us)
     return w;
 }
 
-rc_result work_add_residual(rc_work *w, int contributors)
+static rc_result add_residual(rc_work *w, int contributors)
 {
     rc_feedback *f = w->call.feedback;
-    f->undoable = 0; /* no earlier work can be undone: this one takes its residuals */
     feedback_fold(f, work_divisor(&w->call, contributors));
     if (feedback_is_zero(f, (feedback_range){0, f->count}))
         return RC_OK;
     RC_TRY(feedback_add_residual(f, w->call.dtype, w->call.src, &w->src_with_residual));
     w->call.src = w->src_with_residual;
     return RC_OK;
+}
+
+rc_result work_add_residual(rc_work *w, int contributors)
+{
+    float_mode mode = float_mode_enter(); /* the caller's thread, without the lock */
+    rc_result result = add_residual(w, contributors);
+    float_mode_leave(mode);
+    return result;
 }
 
 /* Clears residuals that were sent without being encoded, once they have arrived. */

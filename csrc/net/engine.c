@@ -39,11 +39,12 @@ static void came_in(rc_engine *e)
 
 void engine_lock(rc_engine *e)
 {
-    if (pthread_mutex_trylock(&e->lock) == 0)
-        return;
-    atomic_fetch_add(&e->callers, 1);
-    pthread_mutex_lock(&e->lock);
-    came_in(e);
+    if (pthread_mutex_trylock(&e->lock) != 0) {
+        atomic_fetch_add(&e->callers, 1);
+        pthread_mutex_lock(&e->lock);
+        came_in(e);
+    }
+    e->mode_outside = float_mode_enter();
 }
 
 void engine_settle_members(rc_engine *e)
@@ -56,7 +57,16 @@ void engine_settle_members(rc_engine *e)
 void engine_unlock(rc_engine *e)
 {
     engine_settle(e);
+    float_mode_leave(e->mode_outside);
     pthread_mutex_unlock(&e->lock);
+}
+
+/* Waits for the condition, at most until the time; the lock is released meanwhile. */
+static void wait_for(rc_engine *e, pthread_cond_t *cond, uint64_t until)
+{
+    float_mode_leave(e->mode_outside);
+    thread_wait_until(cond, &e->lock, until);
+    e->mode_outside = float_mode_enter();
 }
 
 /* Waits for call_sleepers or the deadline; the lock is released meanwhile. */
@@ -64,7 +74,7 @@ static void sleep_until_changed(rc_engine *e, uint64_t deadline)
 {
     uint64_t alarm = e->alarms;
     e->sleepers++;
-    thread_wait_until(&e->changed, &e->lock, deadline);
+    wait_for(e, &e->changed, deadline);
     if (e->alarms == alarm)
         e->sleepers--;
     else
@@ -348,7 +358,7 @@ static void yield_to_callers(rc_engine *e)
         return;
     uint64_t deadline = clock_ns() + ADMIT_MS * CLOCK_MS;
     while (atomic_load(&e->callers) > 0 && clock_ns() < deadline)
-        thread_wait_until(&e->admitted, &e->lock, deadline);
+        wait_for(e, &e->admitted, deadline);
 }
 
 /* Counts the outcome of a spin. After each vain one twice as many waits go without: over a slow
@@ -508,6 +518,7 @@ void engine_submit(rc_engine *e, int waits)
             pthread_cond_signal(&e->parked); /* the lock's holder need not be the driver */
         return;
     }
+    e->mode_outside = float_mode_enter();
     drain_submissions(e);
     if (e->driver == ENGINE_REST && e->waiters == 0 && !waits)
         pthread_cond_signal(&e->parked);
@@ -522,9 +533,9 @@ static void *progress(void *arg)
         uint64_t now = clock_ns();
         uint64_t quiet = e->last_waiter + PARK_MS * CLOCK_MS;
         if (e->driver != ENGINE_REST || e->waiters > 0) {
-            thread_wait_until(&e->parked, &e->lock, now + PARK_MS * CLOCK_MS);
+            wait_for(e, &e->parked, now + PARK_MS * CLOCK_MS);
         } else if (e->active == 0 && !atomic_load(&e->submitted) && now < quiet) {
-            thread_wait_until(&e->parked, &e->lock, quiet);
+            wait_for(e, &e->parked, quiet);
         } else {
             drive_once(e, ENGINE_PROGRESS, ENGINE_NEVER, 0);
             engine_changed(e);

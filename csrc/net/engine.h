@@ -33,6 +33,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "../base/float_mode.h"
 #include "../include/ringcomm.h"
 #include "../kernels/kernels.h"
 #include "pollset.h"
@@ -83,6 +84,7 @@ struct rc_engine {
     atomic_int callers;      /* threads that want the lock and get it before the next round */
     int sleepers;            /* threads that wait for changed */
     uint64_t alarms;         /* times that sleepers were called */
+    float_mode mode_outside; /* of the thread that has the lock, without it */
     pthread_t thread;
     pollset set;
     enum engine_driver { ENGINE_REST, ENGINE_WAITER, ENGINE_PROGRESS } driver; /* right now */
@@ -125,7 +127,8 @@ struct rc_engine {
 void engine_retain(rc_engine *e);
 void engine_release(rc_engine *e);
 
-/* Take the lock, and let go of it once all is settled. */
+/* Take the lock, under which all arithmetic is in the default mode (float_mode.h), and let go of it
+ * once all is settled. */
 void engine_lock(rc_engine *e);
 void engine_unlock(rc_engine *e);
 /* Has the members settled once the handlers that run have returned. Under the lock. */

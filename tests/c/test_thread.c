@@ -1,5 +1,8 @@
-/* test_thread.c - threads that take no signals, and waits by the clock that the core reads. */
+/* test_thread.c - threads that take no signals and round to nearest, and waits by the clock that
+ * the core reads. */
 #include "../../csrc/base/thread.h"
+
+#include <fenv.h>
 
 #include "check.h"
 
@@ -26,6 +29,31 @@ static void it_takes_no_signals(void)
     }
 }
 
+static int rounds_to_nearest(void)
+{
+    volatile double one = 1.0, three = 3.0;
+    return one / three == 0x1.5555555555555p-2;
+}
+
+static void *note_rounding(void *arg)
+{
+    *(int *)arg = rounds_to_nearest();
+    return NULL;
+}
+
+static void it_rounds_to_nearest(void)
+{
+    int does = 0;
+    pthread_t thread;
+    fesetround(FE_UPWARD); /* a new thread would inherit it */
+    if (CHECK(thread_start(&thread, note_rounding, &does)))
+        pthread_join(thread, NULL);
+    CHECK(does && !rounds_to_nearest());
+    fesetround(FE_TONEAREST);
+    float_mode_leave(float_mode_enter());
+    CHECK(rounds_to_nearest());
+}
+
 static void a_wait_ends_at_its_time(void)
 {
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -45,6 +73,7 @@ int main(void)
 {
     static const check_test tests[] = {
         {"it_takes_no_signals", it_takes_no_signals},
+        {"it_rounds_to_nearest", it_rounds_to_nearest},
         {"a_wait_ends_at_its_time", a_wait_ends_at_its_time},
     };
     return check_run(tests, CHECK_COUNT(tests));
