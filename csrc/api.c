@@ -283,29 +283,22 @@ rc_result rc_comm_layout(rc_comm *comm, const rc_call *call, rc_layout *out)
     return RC_OK;
 }
 
-/* Claims the feedback for the work, if it is free and fits the call. */
-static rc_result claim_feedback(const rc_comm *comm, const rc_call *call, rc_error *error)
+static rc_result check_feedback(const rc_comm *comm, const rc_call *call, rc_error *error)
 {
     rc_feedback *f = call->feedback;
     uint64_t parts = call->collective == RC_REDUCE_SCATTER ? (uint64_t)comm->env.world_size : 1;
-    rc_result result = RC_OK;
     if (f == NULL)
         return RC_OK;
-    if (!feedback_claim(f))
-        return error_set(error, RC_INVALID_STATE,
-                         "this error feedback is in use by a collective in flight; wait for that "
-                         "one first, or give each tensor its own");
+    RC_TRY(feedback_require_free(f, error));
     if (f->count != call->count * parts)
-        result = error_set(error, RC_INVALID_ARGUMENT,
-                           "error feedback for %llu elements does not fit a tensor of %llu",
-                           (unsigned long long)f->count, (unsigned long long)(call->count * parts));
-    else if (!feedback_suits(f, fingerprint_op(fingerprint_of(call))))
-        result = error_set(error, RC_INVALID_ARGUMENT,
-                           "this error feedback holds residuals of another op: sums and averages "
-                           "have different units");
-    if (result != RC_OK)
-        feedback_unclaim(f);
-    return result;
+        return error_set(error, RC_INVALID_ARGUMENT,
+                         "error feedback for %llu elements does not fit a tensor of %llu",
+                         (unsigned long long)f->count, (unsigned long long)(call->count * parts));
+    if (!feedback_suits(f, fingerprint_op(fingerprint_of(call))))
+        return error_set(error, RC_INVALID_ARGUMENT,
+                         "this error feedback holds residuals of another op: sums and averages "
+                         "have different units");
+    return RC_OK;
 }
 
 static rc_result check_call(const rc_comm *comm, const rc_call *call, rc_error *error)
@@ -313,8 +306,9 @@ static rc_result check_call(const rc_comm *comm, const rc_call *call, rc_error *
     unsigned collective = call->collective, op = call->op, dtype = call->dtype;
     unsigned codec = call->codec;
     if (call->size != sizeof *call || collective >= RC_COLLECTIVE_COUNT || op >= RC_OP_COUNT ||
-        dtype >= RC_DTYPE_COUNT || codec >= RC_CODEC_COUNT)
-        return error_set(error, RC_INVALID_ARGUMENT, "an unknown collective, op, dtype or codec");
+        dtype >= RC_DTYPE_COUNT || codec >= RC_CODEC_COUNT || call->caller > FINGERPRINT_MAX_ROOT)
+        return error_set(error, RC_INVALID_ARGUMENT,
+                         "an unknown collective, op, dtype, codec or caller");
     RC_TRY(check_codec(call, error));
     RC_TRY(check_encoded(comm, call, error));
     int any = collective == RC_RECV && call->root == RC_ANY_SOURCE && comm->env.world_size > 1;
@@ -335,7 +329,7 @@ static rc_result check_call(const rc_comm *comm, const rc_call *call, rc_error *
         return error_set(error, RC_INVALID_ARGUMENT, "the source and the result overlap");
     if (call->timeout_ms == 0)
         return error_set(error, RC_INVALID_ARGUMENT, "a timeout of 0 would fail at once");
-    return RC_OK;
+    return check_feedback(comm, call, error);
 }
 
 rc_result rc_check(rc_comm *comm, const rc_call *call, rc_error *error)
@@ -356,7 +350,7 @@ rc_result rc_submit(rc_comm *comm, const rc_call *call, rc_work **out, rc_error 
 {
     *out = NULL;
     RC_TRY(rc_check(comm, call, error));
-    RC_TRY(claim_feedback(comm, call, error));
+    RC_TRY(feedback_claim(call->feedback, error));
     rc_result result = comm_submit(comm, call, out);
     if (result == RC_OK)
         return RC_OK;

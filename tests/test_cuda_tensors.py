@@ -316,7 +316,8 @@ def test_dropped_works_keep_their_tensors_until_they_have_landed(gpu: Gpu) -> No
     assert gpu.leaks("memory") == 0
 
 
-def test_feedback_is_taken_from_the_call_on(gpu: Gpu) -> None:
+def test_feedback_is_taken_from_the_call_on(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core refuses what another thread has taken since it was looked at."""
     called = threading.Event()
 
     def body(comm: Communicator) -> None:
@@ -327,6 +328,11 @@ def test_feedback_is_taken_from_the_call_on(gpu: Gpu) -> None:
         if comm.rank == 0:
             with pytest.raises(ConfigError, match=r"in use by allreduce\(f32\[1000\]\)"):
                 comm.allreduce(array, compression="int4", feedback=feedback)
+            with monkeypatch.context() as patch:
+                patch.setattr(ErrorFeedback, "require_idle", lambda _: None)
+                for other in (array, np.ones(1000, np.float32)):
+                    with pytest.raises(ConfigError, match="in use by a collective in flight"):
+                        comm.allreduce(other, compression="int4", feedback=feedback)
             called.set()
         work.wait()
         comm.allreduce(array, compression="int4", feedback=feedback)

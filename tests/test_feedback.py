@@ -15,17 +15,20 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 import quantised_reference as quantised
+from patience import PATIENCE
 from quantised_reference import CODECS, Residuals
 from ranks import World
 from reference import Array
 from tensors import bits
 
 from ringcomm import (
+    AbortedError,
     Communicator,
     Config,
     ConfigError,
@@ -145,6 +148,25 @@ def test_nothing_is_lost_on_another_communicator(n: int) -> None:
         other.close()
 
     with World(n, bring_up="tcp") as world:
+        world.run(body)
+
+
+def test_a_call_that_fails_at_once_is_not_undone_as_the_one_before() -> None:
+    both = threading.Barrier(2)
+
+    def body(comm: Communicator) -> None:
+        feedback = ErrorFeedback()
+        comm.allreduce(patterned(1000, comm.rank, 0).copy(), compression="int4", feedback=feedback)
+        before = feedback.worker
+        both.wait(PATIENCE)
+        comm.abort("enough")
+        with pytest.raises(AbortedError):
+            comm.allreduce(np.ones(1000, np.float32), compression="int4", feedback=feedback)
+        feedback.undo()
+        assert before.any()
+        assert bits(feedback.worker) == bits(before)
+
+    with World(2) as world:
         world.run(body)
 
 

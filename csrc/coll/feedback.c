@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include "../base/error.h"
+#include "../base/float_mode.h"
 
 enum { ALIGNMENT = 64, HUGE_BYTES = 2 << 20 };
 
@@ -21,10 +22,12 @@ static void make_zero(residual *r, feedback_range range)
 
 static int all_zero(const float *x, uint64_t count)
 {
-    for (uint64_t i = 0; i < count; i++)
-        if (x[i] != 0.0F)
-            return 0;
-    return 1;
+    float_mode mode = float_mode_enter(); /* subnormals are none */
+    uint64_t i = 0;
+    while (i < count && x[i] == 0.0F)
+        i++;
+    float_mode_leave(mode);
+    return i == count;
 }
 
 int feedback_is_zero(rc_feedback *f, feedback_range range)
@@ -100,13 +103,28 @@ void feedback_release(rc_feedback *f)
     free(f);
 }
 
-int feedback_claim(rc_feedback *f)
+static rc_result refuse_second_use(rc_error *error)
+{
+    return error_set(error, RC_INVALID_STATE,
+                     "this error feedback is in use by a collective in flight; wait for that one "
+                     "first, or give each tensor its own");
+}
+
+rc_result feedback_require_free(const rc_feedback *f, rc_error *error)
+{
+    return atomic_load(&f->claimed) ? refuse_second_use(error) : RC_OK;
+}
+
+rc_result feedback_claim(rc_feedback *f, rc_error *error)
 {
     int free_now = 0;
+    if (f == NULL)
+        return RC_OK;
     if (!atomic_compare_exchange_strong(&f->claimed, &free_now, 1))
-        return 0;
+        return refuse_second_use(error);
     atomic_fetch_add(&f->references, 1);
-    return 1;
+    f->undoable = 0;
+    return RC_OK;
 }
 
 void feedback_unclaim(rc_feedback *f)
@@ -165,7 +183,6 @@ static void prepare_next(rc_feedback *f, const feedback_use *use)
 static rc_result begin_owner(rc_feedback *f, feedback_range owner, feedback_view *view)
 {
     RC_TRY(make_owner_room(f, range_is_empty(owner) ? 0 : owner.end - owner.start));
-    f->undoable = 0;
     f->next_owned = owner;
     if (!range_is_empty(owner)) {
         view->owner_in = range_is_empty(f->owned) ? NULL : f->owner[f->now];
@@ -247,12 +264,14 @@ rc_result feedback_load(rc_feedback *f, const float *worker, const float *owner,
 void feedback_rescale(rc_feedback *f, double factor)
 {
     const residual *now = &f->worker[f->now];
+    float_mode mode = float_mode_enter();
     float by = (float)factor;
     f->undoable = 0;
     for (uint64_t i = now->marks.live.start; i < now->marks.live.end; i++)
         now->data[i] *= by;
     for (uint64_t i = 0; !range_is_empty(f->owned) && i < f->owned.end - f->owned.start; i++)
         f->owner[f->now][i] *= by;
+    float_mode_leave(mode);
 }
 
 void feedback_undo(rc_feedback *f)

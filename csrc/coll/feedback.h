@@ -48,8 +48,8 @@ typedef struct feedback_view {
 } feedback_view;
 
 struct rc_feedback {
-    atomic_int references; /* the caller's, and that of the work that uses it */
-    atomic_int claimed;    /* a work uses it (feedback_claim) */
+    atomic_int references; /* the caller's, and that of the call that uses it */
+    atomic_int claimed;    /* a call uses it (feedback_claim) */
     uint64_t count;
     residual worker[2];
     void *owner_memory;
@@ -76,8 +76,11 @@ rc_result feedback_create(rc_feedback **out, uint64_t count);
 /* Drops one reference; the last one frees. */
 void feedback_release(rc_feedback *f);
 
-/* Claims the feedback for a work, with a reference. Returns 0 if another work has it. */
-int feedback_claim(rc_feedback *f);
+/* Returns RC_INVALID_STATE if a call in flight has it, else RC_OK. */
+rc_result feedback_require_free(const rc_feedback *f, rc_error *error);
+/* Claims the feedback, unless it is NULL, for a call, with a reference; no earlier call can be
+ * undone from now on. Returns as feedback_require_free does. */
+rc_result feedback_claim(rc_feedback *f, rc_error *error);
 /* Ends the claim and drops its reference. */
 void feedback_unclaim(rc_feedback *f);
 
@@ -104,7 +107,7 @@ float *feedback_worker(rc_feedback *f);
 rc_result feedback_load(rc_feedback *f, const float *worker, const float *owner, uint64_t start,
                         uint64_t count);
 void feedback_rescale(rc_feedback *f, double factor);
-/* Takes the last commit back, if no work has begun since. */
+/* Takes the last commit back, if no call has claimed it since. */
 void feedback_undo(rc_feedback *f);
 
 #endif

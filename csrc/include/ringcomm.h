@@ -254,7 +254,7 @@ int rc_comm_lane_stats(rc_comm *comm, rc_lane_stats *out, int capacity);
 
 /* The residuals of one tensor: what quantising has lost so far, which the next call adds again. The
  * caller owns it; a call borrows it (rc_call.feedback) until its work is done. Functions that read
- * or change it may not run at the same time, nor during rc_submit with it. While a work uses it
+ * or change it may not run at the same time, nor during rc_submit with it. While a call has it
  * rc_feedback_busy returns 1, functions with a result return RC_INVALID_STATE, and pointers are
  * NULL. */
 typedef struct rc_feedback rc_feedback;
@@ -262,7 +262,7 @@ typedef struct rc_feedback rc_feedback;
 /* Creates residuals of 0, for calls whose source has count elements (a reduce-scatter's: world_size
  * x its count). */
 rc_result rc_feedback_create(rc_feedback **out, uint64_t count);
-/* Frees the feedback; while a work uses it, at the end of that work. */
+/* Frees the feedback; while a call has it, at the end of that. */
 void rc_feedback_free(rc_feedback *feedback);
 uint64_t rc_feedback_count(const rc_feedback *feedback);
 int rc_feedback_busy(const rc_feedback *feedback);
@@ -280,8 +280,8 @@ rc_result rc_feedback_load(rc_feedback *feedback, const float *worker, const flo
 /* Multiplies all residuals by factor, which must be finite: for values that are scaled so from now
  * on. */
 rc_result rc_feedback_rescale(rc_feedback *feedback, double factor);
-/* Restores the residuals of before the last work that used them, for callers who drop its result.
- * Does nothing if that work left them as they were, or made them zero, or if they have been loaded
+/* Restores the residuals of before the last call that used them, for callers who drop its result.
+ * Does nothing if that call left them as they were, or made them zero, or if they have been loaded
  * or rescaled since. */
 rc_result rc_feedback_undo(rc_feedback *feedback);
 

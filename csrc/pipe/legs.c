@@ -140,7 +140,8 @@ static rc_result bring_in(rc_flight *f, rc_error *error)
     call.src = f->src;
     call.dst = f->dst;
     call.encoded = f->is_packed || f->in_blocks;
-    RC_TRY(rc_submit(p->comm, &call, &work, error));
+    if (comm_submit(p->comm, &call, &work) != RC_OK) /* the caller's mistakes: rc_pipe_submit */
+        return error_set(error, RC_NO_MEMORY, "no memory for a work");
     f->work = work;
     return RC_OK;
 }
@@ -208,6 +209,8 @@ void *pipe_run_in(void *arg)
             continue;
         }
         reach_core(f, 0);
+        if (f->call.feedback != NULL)
+            feedback_unclaim(f->call.feedback);
         fail_all(f, &error, p->d2h);
     }
     return NULL;

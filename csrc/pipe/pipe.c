@@ -272,6 +272,8 @@ static rc_result prepare_flight(rc_flight *f, int64_t stream, rc_error *error)
         result = check(f, stream, error);
     if (result == RC_OK)
         result = mark(f, stream, error);
+    if (result == RC_OK)
+        result = feedback_claim(f->call.feedback, error);
     device_leave(p->device, &visit);
     if (result == RC_DEVICE || result == RC_NO_MEMORY) /* the other ranks have called it */
         rc_comm_abort(p->comm, error->message);

@@ -9,8 +9,9 @@
  *
  * Where the call compresses float32, a kernel packs before the copy to the host and another unpacks
  * after the copy back, so that less goes over the bus. The core is given packed data as encoded,
- * which other ranks cannot tell (rc_call.encoded). With error feedback the core encodes, as it does
- * for tensors of the host, since residuals are in host memory.
+ * which other ranks cannot tell (rc_call.encoded). With error feedback, which the flight claims
+ * as it is submitted, the core encodes, as it does for tensors of the host: residuals are in host
+ * memory.
  *
  * The core sees pinned host memory, so it does the same, with the same result, as for any tensor.
  * "in" takes flights in the order of their calls, and they reach the core in it. "out" takes them

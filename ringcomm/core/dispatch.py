@@ -70,6 +70,12 @@ def _held(kept: Any) -> tuple[Held, ...]:
     return kept if type(kept) is tuple else (Memory(kept),)
 
 
+def _refusal(code: int, call: Any) -> type[RingcommError]:
+    """Returns the class of the error of a call that the core refuses with this code."""
+    is_taken = code == lib.RC_INVALID_STATE and call.feedback  # by another thread
+    return ConfigError if is_taken else error_class(code)
+
+
 class Dispatcher:
     """Base of Communicator: submits calls, and holds their works until they are over.
 
@@ -331,10 +337,7 @@ class Dispatcher:
                     self._in_flight.pop(id(work), None)
                     self.engine.unwatch(work.slot)
             if code != OK:
-                kind = error_class(code)
-                if code == lib.RC_INVALID_STATE and call.feedback:  # taken by another thread
-                    kind = ConfigError
-                raise kind(f"{name}: {text(error.message)}")
+                raise _refusal(code, call)(f"{name}: {text(error.message)}")
         if self._timeline is not None:
             self._timeline.submitted(work)
         if len(self._in_flight) > 1:
@@ -377,7 +380,7 @@ class Dispatcher:
             if not work.slot[0]:
                 self._in_flight.pop(id(work), None)
         if code != OK:
-            kind = TensorError if code == lib.RC_INVALID_ARGUMENT else error_class(code)
+            kind = TensorError if code == lib.RC_INVALID_ARGUMENT else _refusal(code, call)
             raise kind(f"{name}: {text(error.message)}")
         if isinstance(feedback, Residuals):
             feedback.hold(work)

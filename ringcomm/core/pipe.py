@@ -92,11 +92,6 @@ class DeviceWork(Work):
             lib.rc_flight_notify(self.slot[0])
 
     @property
-    def holds_feedback(self) -> bool:
-        """True while the core has its feedback, or is going to have it."""
-        return not self._finished and self._poll(0) == AGAIN
-
-    @property
     def root(self) -> int:
         """Root as of Work.root."""
         return int(lib.rc_flight_root(self.slot[0]))

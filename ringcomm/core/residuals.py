@@ -135,9 +135,8 @@ class Residuals:
 
     def require_idle(self) -> None:
         """Raises ConfigError while a collective in flight uses it."""
-        work = self._work()
-        held = work is not None and work.holds_feedback
-        if held or (self._handle and lib.rc_feedback_busy(self._handle)):
+        if self._handle and lib.rc_feedback_busy(self._handle):
+            work = self._work()
             which = "a collective" if work is None else f"{work.name} #{work.seq}"
             raise ConfigError(
                 f"{self.name} is in use by {which}, which is still in flight; wait "

@@ -235,11 +235,6 @@ class Work:
             callback(self)
 
     @property
-    def holds_feedback(self) -> bool:
-        """True while the core does not have its feedback yet, but is going to."""
-        return False
-
-    @property
     def root(self) -> int:
         """Root of a rooted collective, or the other rank of a send or receive: of a receive from
         any source the sender, -1 until it is known."""

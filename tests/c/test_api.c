@@ -80,6 +80,7 @@ static void bad_calls_are_refused(void)
     REFUSED(op, (rc_op)RC_OP_COUNT, "unknown");
     REFUSED(dtype, (rc_dtype)RC_DTYPE_COUNT, "unknown");
     REFUSED(codec, (rc_codec)RC_CODEC_COUNT, "unknown");
+    REFUSED(caller, 4096, "unknown");
     REFUSED(root, 2, "rank 2 is not in a world of 2");
     REFUSED(root, -1, "rank -1 is not in a world of 2");
     REFUSED(count, UINT64_C(1) << 36, "2^36");

@@ -288,7 +288,11 @@ static void a_failure_changes_no_residual(void)
     rc_comm_abort(w->comms[N - 1], "enough");
     for (int rank = 0; rank < N - 1; rank++)
         expect_failure(works[rank], RC_ABORTED, "enough");
+    rc_call late = call_of(&t, N - 1, RC_CODEC_INT8, RC_AVG, 0); /* it ends at once */
+    late.feedback = feedback[N - 1];
+    expect_failure(submit(w->comms[N - 1], &late), RC_ABORTED, "enough");
     for (int rank = 0; rank < N; rank++) {
+        CHECK_EQ(rc_feedback_undo(feedback[rank]), RC_OK); /* the call before succeeded */
         CHECK_EQ(rc_feedback_busy(feedback[rank]), 0);
         expect_unchanged(&before[rank], feedback[rank], "an abort");
     }

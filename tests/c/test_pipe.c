@@ -89,6 +89,46 @@ static void test_what_is_refused(void)
     gpu_expect_clean();
 }
 
+static void test_a_feedback_is_the_flights(void)
+{
+    enum { RANKS = 2 };
+    rc_error error;
+    flights *all = flights_open(RANKS, "", NULL, 1 << 20);
+    rc_flight *in_flight[RANKS];
+    rc_feedback *feedback[RANKS];
+    cu_address at[RANKS];
+    rc_call calls[RANKS];
+    for (int rank = 0; rank < RANKS; rank++) {
+        at[rank] = flights_tensor(1.0F);
+        CHECK_EQ(rc_feedback_create(&feedback[rank], FLIGHTS_COUNT), RC_OK);
+        calls[rank] = flights_call(at[rank]);
+        calls[rank].codec = RC_CODEC_INT4;
+        calls[rank].feedback = feedback[rank];
+    }
+    in_flight[0] = flights_submit(all, 0, &calls[0], CU_LEGACY_STREAM);
+    CHECK_EQ(try(all, calls[0], NULL, 0, 1, &error), RC_INVALID_STATE);
+    CHECK(strstr(error.message, "in use") != NULL);
+    in_flight[1] = flights_submit(all, 1, &calls[1], CU_LEGACY_STREAM);
+    for (int rank = 0; rank < RANKS; rank++)
+        CHECK_EQ(rc_flight_wait(in_flight[rank], WORLD_LONG_MS), RC_OK);
+    rc_call call = calls[0];
+    call.count--;
+    CHECK_EQ(try(all, call, NULL, 0, 1, &error), RC_INVALID_ARGUMENT);
+    CHECK_EQ(rc_feedback_busy(feedback[0]), 0);
+    float left = rc_feedback_worker(feedback[0])[0];
+    CHECK(left != 0.0F);
+    fake_cuda_fail("cuMemcpyDtoHAsync_v2", 1, 999); /* in the thread "in" */
+    CHECK_EQ(try(all, calls[0], NULL, 0, 1, &error), RC_OK);
+    CHECK_EQ(fake_cuda_faults(), 0);
+    CHECK_EQ(rc_feedback_undo(feedback[0]), RC_OK); /* the call before succeeded */
+    CHECK(rc_feedback_worker(feedback[0])[0] == left);
+    flights_land(in_flight, at, RANKS);
+    for (int rank = 0; rank < RANKS; rank++)
+        rc_feedback_free(feedback[rank]);
+    flights_close(all);
+    gpu_expect_clean();
+}
+
 static void test_pieces_have_zeros_between_them(void)
 {
     rc_error error;
@@ -200,6 +240,7 @@ int main(void)
         {"questions to the driver", test_questions_to_the_driver},
         {"a pipe that cannot be made", test_a_pipe_that_cannot_be_made},
         {"what is refused", test_what_is_refused},
+        {"a feedback is the flight's", test_a_feedback_is_the_flights},
         {"pieces have zeros between them", test_pieces_have_zeros_between_them},
         {"drain puts works behind flights", test_drain_puts_works_behind_flights},
         {"a stop ends what waits", test_a_stop_ends_what_waits},
