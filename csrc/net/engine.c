@@ -287,14 +287,15 @@ void engine_schedule(rc_engine *e, engine_member *member, uint64_t due)
 void engine_pump(rc_engine *e, engine_member *member)
 {
     member->pumped = 1;
-    member->pump(member);
-    if (member->expects && e->sleeping)
-        pollset_ring(&e->set); /* the driver does not poll this member's memory yet */
+    int more = member->pump(member);
+    if ((more || member->expects) && e->sleeping)
+        pollset_ring(&e->set); /* the driver neither pumps this member nor polls its memory yet */
 }
 
 void engine_pump_later(rc_engine *e, engine_member *member)
 {
     member->pumped = 1;
+    e->news = 1;
     if (e->sleeping)
         pollset_ring(&e->set);
 }

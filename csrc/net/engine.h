@@ -89,7 +89,7 @@ struct rc_engine {
     pollset set;
     enum engine_driver { ENGINE_REST, ENGINE_WAITER, ENGINE_PROGRESS } driver; /* right now */
     atomic_int sleeping; /* the driver is inside epoll_wait, without the lock */
-    int news;            /* a work finished since the driver last looked */
+    int news;            /* a work finished, or a pump was asked for, since the driver looked */
     int unsettled;       /* some member is to be settled */
     int yielding;        /* the progress thread was asked to step aside */
     int waiters;         /* threads inside engine_drive */

@@ -334,6 +334,63 @@ static void submitted_while_another_drives(void)
     world_close(w);
 }
 
+static int bell_rings(const rc_engine *e)
+{
+    struct epoll_event events[8];
+    int rings = 0, count = epoll_wait(e->set.epoll_fd, events, (int)CHECK_COUNT(events), 0);
+    for (int i = 0; i < count; i++)
+        rings |= events[i].data.u64 == POLLSET_BELL;
+    return rings;
+}
+
+static int never(const void *arg)
+{
+    (void)arg;
+    return 0;
+}
+
+/* Has this thread count as the driver, asleep, or as none. */
+static void pose_as_sleeper(rc_engine *e, int sleeps)
+{
+    engine_lock(e);
+    while (sleeps && e->driver != ENGINE_REST)
+        engine_drive(e, never, NULL, clock_ns() + CLOCK_MS, 0);
+    e->driver = sleeps ? ENGINE_WAITER : ENGINE_REST;
+    e->sleeping = sleeps;
+    engine_unlock(e);
+}
+
+/* Has rank 1 appear to have done all laps of this call, the first. */
+static void run_ahead(const rc_comm *c, const rc_call *call, uint64_t laps)
+{
+    region_rank *other = &c->shared.region.rank[1];
+    for (int i = 0; i < REGION_DEPTH; i++)
+        other->call[i].fingerprint = fingerprint_of(call);
+    for (int stage = 0; stage < REGION_STAGES; stage++)
+        atomic_store(&other->done[stage], laps);
+}
+
+/* Whoever submits leaves the rest of a long work to the driver, though it waits for nothing in
+ * memory: the driver, asleep, is rung for. */
+static void more_laps_than_who_submits_takes(void)
+{
+    enum { LAPS = 40 };
+    world *w =
+        world_open((world_options){.size = 2, .memory = 1, .algorithm = RC_DIRECT, .engines = 1});
+    vector v = make_vector(LAPS * REGION_SLOT_BYTES / sizeof(float), 0);
+    rc_call call = small_call(RC_BROADCAST, v.data, v.count);
+    call.root = 1;
+    run_ahead(w->comms[0], &call, LAPS);
+    pose_as_sleeper(w->engines[0], 1);
+    bell_rings(w->engines[0]); /* for what was before */
+    rc_work *work = submit(w->comms[0], &call);
+    CHECK(bell_rings(w->engines[0]));
+    pose_as_sleeper(w->engines[0], 0);
+    expect_done(work);
+    free(v.data);
+    world_close(w);
+}
+
 /* Two threads wait for works of the same rank; one drives, the other's ends first or last. */
 static void several_waiters(void)
 {
@@ -405,6 +462,7 @@ int main(void)
         {"several_megabytes", several_megabytes},
         {"many_communicators", many_communicators},
         {"submitted_while_another_drives", submitted_while_another_drives},
+        {"more_laps_than_who_submits_takes", more_laps_than_who_submits_takes},
         {"several_waiters", several_waiters},
         {"waiting_is_asleep", waiting_is_asleep},
     };
