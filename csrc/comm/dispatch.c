@@ -19,10 +19,14 @@ static int is_called_here(const rc_comm *c, const peer_link *ln, const frame_hea
 
 /* ---- the lane's handler ---- */
 
-/* Fails with data for a collective that is over here: the peer made another call, or there is a
- * bug. */
-static rc_result no_such_work(rc_comm *c, const peer_link *ln, const frame_header *h)
+/* Finds the work of a frame that is called here. Fails with data for a collective that is over: the
+ * peer made another call, or there is a bug. */
+static rc_result find_work(rc_comm *c, const peer_link *ln, const frame_header *h, rc_work **w)
 {
+    if (c->state != COMM_RUNNING)
+        return RC_ABORTED; /* the frame has matched a receive, and that could not start */
+    if ((*w = comm_active_find(c, h, ln->peer)) != NULL)
+        return RC_OK;
     RC_TRY(comm_check_history(c, h, ln->peer));
     return comm_fail_text(c, RC_PROTOCOL, ln->peer,
                           "rank %d sent data for collective #%llu, which is over", ln->peer,
@@ -33,13 +37,12 @@ static rc_result begin_receive(lane *l, const frame_header *h, rx_place *place)
 {
     rc_comm *c = comm_of(l);
     peer_link *ln = l->link;
+    rc_work *w;
     if (c->state != COMM_RUNNING)
         return RC_ABORTED;
     if (!is_called_here(c, ln, h) && !comm_match(c, ln, h))
         return comm_unexpected_begin(c, ln, h, place);
-    rc_work *w = comm_active_find(c, h, ln->peer);
-    if (w == NULL)
-        return no_such_work(c, ln, h);
+    RC_TRY(find_work(c, ln, h, &w));
     return comm_begin_data(c, w, h, ln->peer, place);
 }
 
@@ -47,11 +50,10 @@ static rc_result begin_receive(lane *l, const frame_header *h, rx_place *place)
 static rc_result settle_early(rc_comm *c, peer_link *ln, const frame_header *h,
                               const uint8_t *payload)
 {
+    rc_work *w;
     if (!is_called_here(c, ln, h) && !comm_match(c, ln, h))
         return comm_unexpected_keep(c, ln, h, payload);
-    rc_work *w = comm_active_find(c, h, ln->peer);
-    if (w == NULL)
-        return no_such_work(c, ln, h);
+    RC_TRY(find_work(c, ln, h, &w));
     RC_TRY(comm_deliver(c, w, ln, h, payload));
     comm_finish_complete(c, w);
     return RC_OK;

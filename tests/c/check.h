@@ -33,6 +33,9 @@ typedef struct check_test {
 #define CHECK_LESS(all, less) (all)
 #endif
 
+/* The calloc that finds no memory, by its bytes; 0: none. In main.c. */
+extern _Atomic size_t check_scarce;
+
 enum { CHECK_SHOWN = 20 }; /* failures reported per test; all are counted */
 static int check_failures; /* of the running test */
 

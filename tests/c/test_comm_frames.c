@@ -536,6 +536,47 @@ static void broadcast_seen_from_the_wire(void)
     stage_close(&s);
 }
 
+static void wait_until_unmatched(const stage *s, const rc_work *work)
+{
+    for (int waits = 0; !waits; usleep(200)) {
+        engine_lock(s->engine);
+        waits = work->state == WORK_UNMATCHED;
+        engine_unlock(s->engine);
+    }
+}
+
+/* A send arrives, whole or its header alone, before there is memory for the bits of the receive
+ * from any source that takes it: that fails, and no bit is set. */
+static void a_matched_receive_cannot_start(void)
+{
+    enum { SEGMENTS = 2000, BITS_BYTES = 504 }; /* a bit in each of two phases, in words of 8 */
+    static float many[SEGMENTS * PEER_SEGMENT / 4];
+    for (int early = 0; early < 2; early++) {
+        stage s = stage_open((stage_options){0});
+        rc_call call = small_call(RC_RECV, many, CHECK_COUNT(many));
+        rc_work_stats stats;
+        uint8_t wire[FRAME_HEADER_BYTES + PEER_SEGMENT] = {0};
+        size_t before = early ? FRAME_HEADER_BYTES : 0;
+        frame_header h = data_header(&call, 0);
+        call.root = RC_ANY_SOURCE;
+        h.segment = SEGMENTS - 1;
+        h.length = PEER_SEGMENT;
+        frame_encode(wire, &h, wire + FRAME_HEADER_BYTES);
+        play_bytes(s.far[1][0], wire, before);
+        wait_until_read(&s, 1, 0, before);
+        rc_work *work = submit(s.comm, &call);
+        wait_until_unmatched(&s, work);
+        check_scarce = BITS_BYTES;
+        play_bytes(s.far[1][0], wire + before, sizeof wire - before);
+        rc_work_wait(work, WORLD_LONG_MS);
+        check_scarce = 0;
+        rc_work_stats_get(work, &stats);
+        CHECK_EQ(stats.started_ns, 0);
+        expect_failure(work, RC_NO_MEMORY, "a collective could not start");
+        stage_close(&s);
+    }
+}
+
 static void nothing_leaks(void)
 {
     int before = open_fds();
@@ -564,6 +605,7 @@ int main(void)
         {"a_late_rank_is_told_who_gave_up", a_late_rank_is_told_who_gave_up},
         {"receive_however_it_comes", receive_however_it_comes},
         {"broadcast_seen_from_the_wire", broadcast_seen_from_the_wire},
+        {"a_matched_receive_cannot_start", a_matched_receive_cannot_start},
         {"nothing_leaks", nothing_leaks},
     };
     for (int i = 0; i < COUNT; i++)
