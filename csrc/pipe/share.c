@@ -42,7 +42,8 @@ int flight_reads(const rc_flight *f)
 int flight_writes(const rc_flight *f)
 {
     int rank = comm_rank(f->pipe->comm);
-    int has_it = f->call.collective == RC_BROADCAST && rank == f->call.root;
+    int has_it = f->call.collective == RC_BROADCAST && rank == f->call.root &&
+                 f->call.src == f->call.dst && f->call.codec == RC_CODEC_NONE;
     return !has_it && plan_writes(&f->call, rank);
 }
 

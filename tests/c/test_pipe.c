@@ -152,6 +152,39 @@ static void test_pieces_have_zeros_between_them(void)
     gpu_expect_clean();
 }
 
+/* A root's result is what the others get: in a tensor of its own, or where its values were. */
+static void test_a_broadcast_has_one_result(void)
+{
+    enum { RANKS = 2 };
+    flights *all = flights_open(RANKS, "", NULL, 1 << 20);
+    for (int codec = RC_CODEC_NONE; codec <= RC_CODEC_FP16; codec++)
+        for (int in_place = 0; in_place < 2; in_place++) {
+            cu_address src = flights_tensor(1.1F), at[RANKS];
+            rc_flight *in_flight[RANKS];
+            float got = 0.0F;
+            for (int rank = 0; rank < RANKS; rank++) {
+                at[rank] = in_place && rank == 0 ? src : flights_tensor(7.0F);
+                rc_call call = flights_call(at[rank]);
+                call.collective = RC_BROADCAST;
+                call.codec = (rc_codec)codec;
+                call.src = rank == 0 ? (void *)(uintptr_t)src : call.dst;
+                in_flight[rank] = flights_submit(all, rank, &call, CU_LEGACY_STREAM);
+            }
+            for (int rank = 0; rank < RANKS; rank++)
+                CHECK_EQ(rc_flight_landed(in_flight[rank], WORLD_LONG_MS), RC_OK);
+            CHECK_EQ(fake_cuda_read(&got, at[1], sizeof got), 0);
+            CHECK_EQ(got == 1.1F, codec == RC_CODEC_NONE); /* else rounded */
+            CHECK(flights_is(at[0], got));
+            CHECK(flights_is(at[1], got));
+            CHECK(in_place || flights_is(src, 1.1F));
+            flights_land(in_flight, at, RANKS);
+            if (!in_place)
+                cuMemFree_v2(src);
+        }
+    flights_close(all);
+    gpu_expect_clean();
+}
+
 static void test_drain_puts_works_behind_flights(void)
 {
     enum { FLIGHTS = 20 };
@@ -242,6 +275,7 @@ int main(void)
         {"what is refused", test_what_is_refused},
         {"a feedback is the flight's", test_a_feedback_is_the_flights},
         {"pieces have zeros between them", test_pieces_have_zeros_between_them},
+        {"a broadcast has one result", test_a_broadcast_has_one_result},
         {"drain puts works behind flights", test_drain_puts_works_behind_flights},
         {"a stop ends what waits", test_a_stop_ends_what_waits},
         {"a forked child leaves it alone", test_a_forked_child_leaves_it_alone},
