@@ -207,6 +207,37 @@ static void many_receives_beside_a_collective(void)
     expect_within(4, reduce_beside, receive_from_rank, 1, MOST);
 }
 
+/* Calls that wait in line for shared memory are announced, here before this rank has called them;
+ * nothing is kept of what it has compared. */
+static void calls_that_go_through_memory(void)
+{
+    enum { CALLS = 5 };
+    float values[2][CALLS] = {{0.0F}};
+    rc_work *works[2][CALLS];
+    world *w = world_open((world_options){.size = 2,
+                                          .memory = 1,
+                                          .algorithm = RC_DIRECT,
+                                          .engines = 1,
+                                          .heartbeat_ms = 60000, /* deadlines come before */
+                                          .peer_timeout_ms = 120000});
+    for (int rank = 1; rank >= 0; rank--) {
+        for (int i = 0; i < CALLS; i++) {
+            rc_call call = small_call(RC_ALLREDUCE, &values[rank][i], 1);
+            works[rank][i] = submit(w->comms[rank], &call);
+        }
+        if (rank == 1)
+            wait_for_frames(w, CALLS - 1);
+    }
+    for (int i = 0; i < CALLS; i++) {
+        expect_done(works[0][i]);
+        expect_done(works[1][i]);
+    }
+    engine_lock(w->engines[0]);
+    CHECK_EQ(w->comms[0]->early_calls, 0);
+    engine_unlock(w->engines[0]);
+    world_close(w);
+}
+
 int main(void)
 {
     static const check_test tests[] = {
@@ -215,6 +246,7 @@ int main(void)
         {"many_sends_over_the_credit", many_sends_over_the_credit},
         {"many_receives_beside_a_collective", many_receives_beside_a_collective},
         {"many_receives_from_any_source", many_receives_from_any_source},
+        {"calls_that_go_through_memory", calls_that_go_through_memory},
     };
     return check_run(tests, CHECK_COUNT(tests));
 }
