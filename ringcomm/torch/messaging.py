@@ -48,7 +48,7 @@ class Messaging(Submitter):
         works, self._coalescing = self._coalescing or [], None
         return together(works)
 
-    def barrier(self, opts: Any = None, timeout: Any = None) -> RingWork:
+    def barrier(self, opts: Any = None) -> RingWork:
         """Completes when every rank has called it, and this rank's earlier collectives are over."""
         earlier = [work for work in self.comm.works_in_flight() if not work.is_message]
         undelivered = list(self._undelivered)

@@ -22,7 +22,7 @@ from .works import RingWork, together
 class Moving(Submitter):
     """Broadcast, all-gather, gather, scatter and all-to-all, each in all of torch's forms."""
 
-    def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> RingWork:
+    def broadcast(self, tensors: Any, opts: Any = None) -> RingWork:
         """Broadcasts the root's tensor, in place."""
         tensor = one(tensors, "broadcast")
         root = root_of(opts)
@@ -83,7 +83,7 @@ class Moving(Submitter):
         pairs = zip(outputs, inputs, strict=True)
         return together([Moving.all_gather_single(self, o, i, opts) for o, i in pairs])
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> RingWork:
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:
         """Gathers into a list of world_size tensors on the root; elsewhere outputs are empty."""
         source = one(inputs, "gather")
         root = root_of(opts)
@@ -114,7 +114,7 @@ class Moving(Submitter):
                 f"{self.comm.world_size} times {source.dtype}{list(source.shape)}"
             )
 
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> RingWork:
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:
         """Scatters a list of world_size tensors of the root; elsewhere inputs are empty."""
         output = one(outputs, "scatter")
         root = root_of(opts)

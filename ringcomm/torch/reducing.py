@@ -20,14 +20,17 @@ from .tensors import copy, joined, memory_of, moved, packed, require_alike
 from .works import RingWork, together
 
 
+def _op_of(opts: Any) -> Any:
+    return getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+
+
 class Reducing(Submitter):
     """All-reduce, reduce and reduce-scatter, each in all of torch's forms."""
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> RingWork:
         """Reduces one tensor over all ranks, in place; a sparse one by gathering all."""
         tensor = one(tensors, "all_reduce")
-        op = getattr(opts, "reduceOp", opts)
-        op = dist.ReduceOp.SUM if op is None else op
+        op = _op_of(opts)
         known = core_op(getattr(op, "op", op), tensor.dtype)
         if known is not None:
             compression = self._compression(known, tensor)
@@ -53,13 +56,12 @@ class Reducing(Submitter):
             calls.append(self._reduced(lib.RC_ALLREDUCE, how, tensor, tensor))
         return self._start("all_reduce", calls, list(tensors), opts)
 
-    def reduce(self, tensors: Any, opts: Any = None, *rest: Any) -> RingWork:
+    def reduce(self, tensors: Any, opts: Any = None) -> RingWork:
         """Reduces to the root, in place; elsewhere the tensor is only read."""
         tensor = one(tensors, "reduce")
         root = root_of(opts)
-        op = getattr(opts, "reduceOp", rest[0] if rest else dist.ReduceOp.SUM)
         result = tensor if self.comm.rank == root else None
-        call, after = self._call(lib.RC_REDUCE, op, tensor, result, root)
+        call, after = self._call(lib.RC_REDUCE, _op_of(opts), tensor, result, root)
         return self._start("reduce", [call], [tensor], opts, after)
 
     def _scattered(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> RingWork:
@@ -70,11 +72,10 @@ class Reducing(Submitter):
                 f"reduce_scatter: the input is {source.dtype}{list(source.shape)}, and must be "
                 f"{n} times the output, {output.dtype}{list(output.shape)}"
             )
-        op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
-        call, after = self._call(lib.RC_REDUCE_SCATTER, op, source, output)
+        call, after = self._call(lib.RC_REDUCE_SCATTER, _op_of(opts), source, output)
         return self._start("reduce_scatter", [call], [output], opts, after)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> RingWork:
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:
         """Reduces a list of world_size tensors; each rank gets its own of them."""
         output = one(outputs, "reduce_scatter")
         parts = inputs[0] if isinstance(inputs[0], (list, tuple)) else inputs
@@ -88,7 +89,7 @@ class Reducing(Submitter):
         """Reduces each of some parts of different sizes to its rank."""
         rank, calls = self.comm.rank, []
         require_alike([parts[rank]], output, "reduce_scatter")
-        how = reduction(getattr(opts, "reduceOp", dist.ReduceOp.SUM), output)
+        how = reduction(_op_of(opts), output)
         if how.join is not None:
             raise TensorError("reduce_scatter: BAND, BOR and BXOR take parts of one size")
         for root, part in enumerate(parts):

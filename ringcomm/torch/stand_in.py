@@ -48,6 +48,20 @@ _OLD_NAMES = {
     "alltoall_base": "all_to_all_single",
     "gather_into_tensor": "gather_single",
 }
+#: Calls that torch has by single values, too: how many arguments come before these, the class of
+#: options that has them, and their names.
+_BY_VALUES: dict[str, tuple[int, Any, tuple[str, ...]]] = {
+    "allreduce": (1, _C10D.AllreduceOptions, ("op", "timeout")),
+    "broadcast": (1, _C10D.BroadcastOptions, ("root", "timeout")),
+    "barrier": (0, _C10D.BarrierOptions, ("timeout",)),
+    "reduce": (1, _C10D.ReduceOptions, ("root", "op", "timeout")),
+    "reduce_scatter": (2, _C10D.ReduceScatterOptions, ("op", "timeout")),
+    "allgather": (2, _C10D.AllgatherOptions, ("timeout",)),
+    "gather": (2, _C10D.GatherOptions, ("root", "timeout")),
+    "scatter": (2, _C10D.ScatterOptions, ("root", "timeout")),
+    "all_to_all_single": (4, _C10D.AllToAllOptions, ("timeout",)),
+}
+_FIELDS = {"op": "reduceOp", "root": "rootRank"}  # of options, where they differ from the names
 
 
 class _Passing(threading.local):
@@ -77,17 +91,20 @@ def lead_through_torch(group_class: Any) -> None:
 def _led(name: str, own: Callable[..., Any]) -> Any:
     by_torch = getattr(_Base, name, None)
     counts = int(name not in MESSAGES)
+    first, kind, _ = _BY_VALUES.get(name, (0, None, ()))
 
     def led(self: Any, *args: Any, **named: Any) -> Any:
         if self.is_alone:  # what follows shows in the time of a small collective
             self.collectives += counts
+            if kind is not None and (len(args) <= first or type(args[first]) is not kind):
+                args, named = _with_options(name, args, named)
             return own(self, *args, **named)
         given = (*args, *named.values())
         elsewhere = self.elsewhere(given)
         if elsewhere is not None:
             return getattr(elsewhere, name)(*args, **named)
         if not self.goes_by_torch(name, given):
-            return self.run(name, own, args, named)
+            return self.run(name, own, *_with_options(name, args, named))
         box: list[Any] = []
         _passing.boxes.append(box)
         try:
@@ -100,6 +117,23 @@ def _led(name: str, own: Callable[..., Any]) -> Any:
     # By a caller of this name pybind11 knows that an overriding method calls the overridden one.
     led.__code__ = led.__code__.replace(co_name=name)
     return leave_function_alone(led)
+
+
+def _with_options(name: str, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Returns a call's arguments with options in place of single values; as they are, where they
+    fit no call of torch's by values, and the method refuses what is wrong."""
+    if name not in _BY_VALUES or "opts" in named:
+        return args, named
+    first, kind, names = _BY_VALUES[name]
+    given = args[first:]
+    if len(given) > len(names) or any(isinstance(one, _OPTIONS) for one in given):
+        return args, named
+    options, others = kind(), dict(named)
+    values = [*zip(names, given, strict=False), *((n, others.pop(n, None)) for n in names)]
+    for key, value in values:
+        if value is not None:
+            setattr(options, _FIELDS.get(key, key), value)
+    return args[:first], {**others, "opts": options}
 
 
 def is_torchs(name: str, args: Sequence[Any]) -> bool:

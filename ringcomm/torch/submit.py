@@ -57,8 +57,8 @@ def one(tensors: Any, what: str) -> torch.Tensor:
 
 
 def root_of(opts: Any) -> int:
-    """Returns the root of an options object, or the rank itself, which older interfaces pass."""
-    return int(getattr(opts, "rootRank", opts if isinstance(opts, int) else 0))
+    """Returns the root of an options object."""
+    return int(getattr(opts, "rootRank", 0))
 
 
 def alike(call: Call) -> Call:

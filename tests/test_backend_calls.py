@@ -1,0 +1,81 @@
+"""Calls of a process group of backend "ringcomm", whose ranks are threads of this process: with
+single values, on tensors that lie differently on the ranks, and what a barrier waits for."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+
+from ringcomm import Communicator, TensorError
+from ringcomm.torch import Options
+from ringcomm.torch.group import RingcommGroup
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
+
+MAX, LONG = dist.ReduceOp.MAX, datetime.timedelta(seconds=600)
+UNARY: Any = torch
+
+
+def two_ranks(body: Callable[[RingcommGroup, int], None]) -> None:
+    def on_rank(comm: Communicator) -> None:
+        body(RingcommGroup(None, comm, Options()), comm.rank)
+
+    run_ranks(2, on_rank)
+
+
+def test_single_values_count_as_options_do(is_watched: bool) -> None:
+    """Also of a group with hooks, whose calls take another way."""
+
+    def body(group: RingcommGroup, me: int) -> None:
+        seen: list[dict[str, Any]] = []
+        run = group.comm.run_collective
+
+        def spied(*args: Any, **named: Any) -> Any:
+            seen.append(named)
+            return run(*args, **named)
+
+        group.comm.run_collective = spied  # type: ignore[method-assign]
+        if is_watched:
+            group.register_abort_hook(1, lambda: None)
+
+        def called(name: str, *args: Any, **named: Any) -> tuple[set[Any], set[Any]]:
+            """Ops and roots of the calls that it makes, all with this time to go."""
+            seen.clear()
+            getattr(group, name)(*args, **named).wait()
+            assert {one["timeout"] for one in seen} == {LONG.total_seconds()}, name
+            return {one["op"] for one in seen}, {one["root"] for one in seen}
+
+        x, y, rows = torch.ones(2), torch.ones(2), [torch.ones(2), torch.ones(2)]
+        assert called("allreduce", x, MAX, LONG) == ({"max"}, {0})
+        assert called("allreduce", [x], op=MAX, timeout=LONG) == ({"max"}, {0})
+        assert called("reduce", x, 1, MAX, LONG) == ({"max"}, {1})
+        assert called("broadcast", x, 1, LONG)[1] == {1}
+        assert called("broadcast", x, root=1, timeout=LONG)[1] == {1}
+        assert called("reduce_scatter", x, rows, MAX, LONG) == ({"max"}, {0})
+        uneven = [torch.ones(2), torch.ones(3)]
+        assert called("reduce_scatter", uneven[me].clone(), uneven, MAX, LONG)[0] == {"max"}
+        assert called("gather", rows if me else [], x, 1, LONG)[1] == {1}
+        assert called("scatter", x, rows if me else [], 1, timeout=LONG)[1] == {1}
+        called("allgather", rows, x, LONG)
+        called("all_to_all_single", x, y, [], [], LONG)
+        called("alltoall_base", x, y, [1, 1], [1, 1], timeout=LONG)
+        called("barrier", LONG)
+        called("barrier", timeout=LONG)
+        with pytest.raises(TypeError):
+            group.allreduce(x, MAX, LONG, 3)
+        with pytest.raises(TypeError):
+            group.barrier(timeouts=LONG)
+
+    two_ranks(body)
