@@ -79,3 +79,12 @@ def test_single_values_count_as_options_do(is_watched: bool) -> None:
             group.barrier(timeouts=LONG)
 
     two_ranks(body)
+
+
+def test_no_rank_goes_by_where_its_own_tensors_lie() -> None:
+    def body(group: RingcommGroup, me: int) -> None:
+        tensors = [torch.ones(4), torch.ones(4)] if me else list(torch.ones(2, 4).unbind())
+        group.allreduce_coalesced(tensors, dist.AllreduceCoalescedOptions()).wait()
+        assert [one.tolist() for one in tensors] == [[2.0] * 4] * 2
+
+    two_ranks(body)

@@ -16,7 +16,7 @@ from ..core.native import lib
 from ..errors import TensorError, naming
 from .ops import Reduction, as_reduced, core_op, is_sum, reduction, takes_compression
 from .submit import Call, Submitter, one, root_of
-from .tensors import copy, joined, memory_of, moved, packed, require_alike
+from .tensors import copy, memory_of, moved, packed, require_alike
 from .works import RingWork, together
 
 
@@ -44,13 +44,9 @@ class Reducing(Submitter):
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> RingWork:
         """Reduces several tensors over all ranks, in place."""
-        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
-        flat = joined(tensors) if tensors else None
-        if flat is not None:
-            return Reducing.allreduce(self, [flat], opts)
         calls = []
         for tensor in tensors:
-            how = reduction(op, tensor)
+            how = reduction(_op_of(opts), tensor)
             if how.join is not None:
                 raise TensorError("all_reduce_coalesced: BAND, BOR and BXOR go by all_reduce")
             calls.append(self._reduced(lib.RC_ALLREDUCE, how, tensor, tensor))
