@@ -88,3 +88,22 @@ def test_no_rank_goes_by_where_its_own_tensors_lie() -> None:
         assert [one.tolist() for one in tensors] == [[2.0] * 4] * 2
 
     two_ranks(body)
+
+
+def test_a_barrier_waits_for_no_receive() -> None:
+    """Of which the result is copied, too, as the tensor is not contiguous."""
+
+    def body(group: RingcommGroup, me: int) -> None:
+        go, wide = torch.ones(1), torch.zeros(3, 2)
+        if me == 0:
+            taken = group.recv([wide[:, 0]], 1)
+            group.barrier().wait()
+            group.send([go], 1).wait()
+            taken.wait()
+            assert wide.tolist() == [[1.0, 0.0]] * 3
+        else:
+            group.barrier().wait()
+            group.recv([go], 0).wait()
+            group.send([torch.ones(3)], 0).wait()
+
+    two_ranks(body)

@@ -95,7 +95,7 @@ class Submitter:
     _coalescing: list[RingWork] | None
     _detailed: bool
     _checks_nan: bool
-    _undelivered: set[RingWork]  # asynchronous works whose result is still to be copied
+    _undelivered: set[RingWork]  # asynchronous works whose ``after`` has not run
 
     @property
     def comm(self) -> Communicator:
@@ -196,7 +196,8 @@ class Submitter:
         if at_once:
             work.wait()
         elif after is not None or any(call.dst is not None and call.dst.is_copy for call in calls):
-            self._undelivered.add(work)
+            if after is not None:  # else the part writes its copy back
+                self._undelivered.add(work)
             work.deliver(self._undelivered.discard)
         if self._coalescing is not None:
             self._coalescing.append(work)
