@@ -107,3 +107,14 @@ def test_a_barrier_waits_for_no_receive() -> None:
             group.send([torch.ones(3)], 0).wait()
 
     two_ranks(body)
+
+
+def test_a_factor_of_a_larger_dtype(dtype: torch.dtype) -> None:
+    def body(group: RingcommGroup, me: int) -> None:
+        how, x = dist.AllreduceOptions(), torch.full((1000,), 3.0, dtype=dtype)
+        factor = torch.tensor([0.5], dtype=torch.float64)
+        how.reduceOp = dist._make_nccl_premul_sum(factor)  # type: ignore[attr-defined]
+        group.allreduce([x], how).wait()
+        assert x.eq(3.0).all()
+
+    two_ranks(body)

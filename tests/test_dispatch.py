@@ -23,6 +23,7 @@ from ringcomm import (
     Config,
     ConfigError,
     NotInitializedError,
+    TensorError,
 )
 from ringcomm.core import native
 from ringcomm.core.faces import view
@@ -138,6 +139,15 @@ def test_roots_that_are_refused() -> None:
             comm.broadcast(ones, 1)
         with pytest.raises(NotInitializedError, match="is closed"):
             comm.barrier()
+
+    run_ranks(2, body)
+
+
+def test_tensors_of_two_dtypes_are_refused() -> None:
+    def body(comm: Communicator) -> None:
+        src, dst = view(np.ones(4, np.float32), writable=False), view(np.zeros(4), writable=True)
+        with pytest.raises(TensorError, match="of f32 and f64"):
+            comm.run_collective(lib.RC_ALLREDUCE, src, dst, 4)
 
     run_ranks(2, body)
 

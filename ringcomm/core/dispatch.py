@@ -207,6 +207,8 @@ class Dispatcher:
         result, or with async_op the Work.
         """
         self._require_open()
+        if src is not None and dst is not None and src.dtype != dst.dtype:
+            raise TensorError(f"the tensors are of {src.dtype} and {dst.dtype}: give one dtype")
         views = tuple({id(v): v for v in (src, dst) if v is not None}.values())
         where = common_device(views)
         if type(root) is not int:

@@ -27,7 +27,7 @@ def _op_of(opts: Any) -> Any:
 class Reducing(Submitter):
     """All-reduce, reduce and reduce-scatter, each in all of torch's forms."""
 
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> RingWork:
+    def allreduce(self, tensors: Any, opts: Any = None) -> RingWork:
         """Reduces one tensor over all ranks, in place; a sparse one by gathering all."""
         tensor = one(tensors, "all_reduce")
         op = _op_of(opts)
@@ -135,7 +135,8 @@ class Reducing(Submitter):
     ) -> Call:
         count = (src if dst is None else dst).numel()
         if how.factor is not None:
-            src = src.detach() * how.factor
+            scaled = (src.detach() * how.factor).detach()
+            src = scaled.to(src.dtype)  # a factor that is a tensor may promote
         compression = self._compression(how.op, src) if collective == lib.RC_ALLREDUCE else None
         source = memory_of(as_reduced(src), writable=src is dst)
         target = source
