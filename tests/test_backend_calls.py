@@ -118,3 +118,31 @@ def test_a_factor_of_a_larger_dtype(dtype: torch.dtype) -> None:
         assert x.eq(3.0).all()
 
     two_ranks(body)
+
+
+def test_parts_of_a_tensor_of_which_one_is_changed_lazily(lazily: Any) -> None:
+    def body(group: RingcommGroup, me: int) -> None:
+        memory = torch.zeros(2, 3, dtype=torch.complex64)
+        own = torch.full((3,), complex(1, 2 + me), dtype=torch.complex64)
+        rows = [memory[0], lazily(memory[1])]
+        group.allgather([rows], [own]).wait()
+        assert [row[2].item() for row in rows] == [1 + 2j, 1 + 3j]
+        part = torch.zeros(3, dtype=torch.complex64)
+        group.scatter([part], [rows] if me == 0 else []).wait()
+        assert part[2].item() == complex(1, 2 + me)
+
+    two_ranks(body)
+
+
+def test_no_result_is_written_to_a_lazily_conjugated_tensor() -> None:
+    def body(group: RingcommGroup, me: int) -> None:
+        z = torch.full((3,), 1 + 2j, dtype=torch.complex64)
+        if me == 0:
+            with pytest.raises(TensorError, match=r"resolve_conj\(\)"):
+                group.recv([z.conj()], 1)
+            group.recv([z], 1).wait()
+            assert z.tolist() == [1 - 2j] * 3
+        else:
+            group.send([z.conj()], 0).wait()
+
+    two_ranks(body)

@@ -73,7 +73,12 @@ def as_moved(tensor: torch.Tensor) -> torch.Tensor:
 
 def moved(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> View:
     """Returns the view of a tensor for collectives that do not reduce; ``reads``: whether its
-    values are read."""
+    values are read. Raises TensorError for a conjugated view that receives a result."""
+    if writable and tensor.is_conj():
+        raise TensorError(
+            "the tensor is conjugated lazily, so a result cannot be written to it; pass "
+            "tensor.resolve_conj(), or the tensor that it is a view of"
+        )
     return memory_of(as_moved(tensor), writable=writable, reads=reads)
 
 
@@ -102,7 +107,8 @@ def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     storage, at = first.untyped_storage().data_ptr(), first.storage_offset()
     for tensor in tensors:
         same = tensor.dtype == first.dtype and tensor.untyped_storage().data_ptr() == storage
-        if not (same and tensor.is_contiguous() and tensor.storage_offset() == at):
+        plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+        if not (same and plain and tensor.storage_offset() == at):
             return None
         at += tensor.numel()
     count = at - first.storage_offset()
