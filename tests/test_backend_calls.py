@@ -35,6 +35,7 @@ def two_ranks(body: Callable[[RingcommGroup, int], None]) -> None:
     run_ranks(2, on_rank)
 
 
+@pytest.mark.parametrize("is_watched", [False, True])
 def test_single_values_count_as_options_do(is_watched: bool) -> None:
     """Also of a group with hooks, whose calls take another way."""
 
@@ -109,6 +110,7 @@ def test_a_barrier_waits_for_no_receive() -> None:
     two_ranks(body)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_a_factor_of_a_larger_dtype(dtype: torch.dtype) -> None:
     def body(group: RingcommGroup, me: int) -> None:
         how, x = dist.AllreduceOptions(), torch.full((1000,), 3.0, dtype=dtype)
@@ -120,6 +122,7 @@ def test_a_factor_of_a_larger_dtype(dtype: torch.dtype) -> None:
     two_ranks(body)
 
 
+@pytest.mark.parametrize("lazily", [torch.conj, UNARY._neg_view])
 def test_parts_of_a_tensor_of_which_one_is_changed_lazily(lazily: Any) -> None:
     def body(group: RingcommGroup, me: int) -> None:
         memory = torch.zeros(2, 3, dtype=torch.complex64)
@@ -146,3 +149,20 @@ def test_no_result_is_written_to_a_lazily_conjugated_tensor() -> None:
             group.send([z.conj()], 0).wait()
 
     two_ranks(body)
+
+
+def test_a_reconfigured_groups_timeout_is_that_of_all_it_does() -> None:
+    group = RingcommGroup(dist.HashStore(), None, Options())
+
+    def reconfigure(number: int, timeout: datetime.timedelta | None) -> None:
+        handles = [group.get_reconfigure_handle()]
+        group.reconfigure(SimpleNamespace(uuid=number, handles=handles, timeout=timeout))
+
+    reconfigure(1, LONG)
+    child = group.split_group([0])
+    assert child is not None
+    assert child.comm.config.timeout == LONG.total_seconds()
+    child.shutdown()
+    reconfigure(2, None)
+    assert group.comm.config.timeout == LONG.total_seconds()
+    group.shutdown()

@@ -403,6 +403,7 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         store = _PrefixStore(f"{name}/", self._store)
         rank, size = handles.index(self._handle), len(handles)
         self._comm = connect(store, rank, size, timeout, self._options, name)
+        self._seconds = self._comm.config.timeout
         self._place, self.collectives = (rank, size), 0
         return RingWork.finished([])
 
