@@ -10,6 +10,7 @@ import dataclasses
 import io
 import itertools
 import json
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -348,6 +349,21 @@ def test_a_checkpoint_is_never_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError, match="No space left"):
         checkpoint.save(tmp_path, checkpoint.new_state({}, step=9))
     assert (tmp_path / "checkpoint.pt").read_bytes() == kept
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_a_checkpoint_that_does_not_fit_is_refused(size: int, tmp_path: Path) -> None:
+    """The system takes a part of it, as where a disk gets full; torch.save says something else."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    state = checkpoint.new_state({}, step=9, model={"weight": torch.zeros(size)})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match=r"checkpoint\.pt cannot be written: File too large"):
+            checkpoint.save(tmp_path, state)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_checkpoint_of_another_run_or_damaged_is_refused(tmp_path: Path) -> None:

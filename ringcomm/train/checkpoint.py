@@ -11,6 +11,7 @@ one, so that a kill at any moment leaves a whole checkpoint; reading runs no cod
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
@@ -52,8 +53,14 @@ def save(folder: Path, state: State) -> bytes:
             os.fsync(file.fileno())
         unfinished.replace(path)
         _sync_folder(folder)
-    except OSError as error:
-        raise ConfigError(f"the checkpoint {path} cannot be written: {error.strerror}") from None
+    except (OSError, RuntimeError) as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        # torch.save writes an end after a failure, and raises what that raises.
+        reason = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(reason, OSError):
+            raise
+        raise ConfigError(f"the checkpoint {path} cannot be written: {reason.strerror}") from None
     return os.fsencode(path)
 
 
