@@ -10,6 +10,7 @@ import dataclasses
 import io
 import itertools
 import json
+import math
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -491,6 +492,16 @@ def test_text_reports_perplexity() -> None:
     options = small(model="gpt-mini", data="stdlib-text:0.02", batch=8, steps=2)
     report = train(options, World())
     assert 1 < report["held_out"]["perplexity"] < 400
+
+
+def test_a_perplexity_that_is_no_number_of_the_machine_is_infinite() -> None:
+    run = Run(small(model="gpt-mini", data="stdlib-text:0.005", batch=8, steps=2), World())
+    with torch.no_grad():
+        for weight in run.engine.model.parameters():
+            weight.mul_(100)
+    figures = run.engine.evaluate(run.data)
+    assert figures["perplexity"] == math.inf
+    assert 710 < figures["loss"] < math.inf
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this PyTorch has no Muon")

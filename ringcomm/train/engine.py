@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import time
 from collections.abc import Iterator
 
@@ -87,7 +86,8 @@ class Engine:
         self.model.train()
         loss, correct, count = world.sum([loss, correct, count])
         if data.kind == "text":
-            return {"loss": loss / count, "perplexity": math.exp(loss / count)}
+            perplexity = float(torch.tensor(loss / count, dtype=torch.float64).exp())  # may be inf
+            return {"loss": loss / count, "perplexity": perplexity}
         return {"loss": loss / count, "accuracy": correct / count}
 
     def _backward(self, micro_batches: MicroBatches) -> float:
