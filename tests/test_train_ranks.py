@@ -118,13 +118,13 @@ def test_two_ranks_match_one_process(
         (["--method", "momentum"], "onebit"),
         (["--method", "sparse"], "density 0.05"),
         (["--method", "stale", "--compression", "int4"], "int4"),
-        (["--method", "outer", "--every", "5"], "int4"),
+        (["--method", "outer", "--every", "7"], "int4"),
     ],
 )
 def test_methods_learn_and_tell_what_they_send(
     arguments: list[str], codec: str, torch_nursery: Nursery, tmp_path: Path
 ) -> None:
-    """Also over a checkpoint, which both ranks go on from."""
+    """The last checkpoint has all that they have learnt, with which both ranks go on."""
     log, folder = tmp_path / "log.jsonl", str(tmp_path / "kept")
     steps = ["--steps", "30", "--checkpoint-every", "20"]
     common = [*arguments, *steps, "--log-file", str(log), "--checkpoint", folder]
@@ -138,7 +138,7 @@ def test_methods_learn_and_tell_what_they_send(
     assert whole["exposed_s"] > 0
     two_ranks(torch_nursery, *common, "--resume")
     again = events(log, "report")[1]
-    assert again["held_out"]["loss"] == pytest.approx(whole["held_out"]["loss"], rel=0.05)
+    assert again["held_out"]["loss"] == pytest.approx(whole["held_out"]["loss"], rel=1e-6)
 
 
 @pytest.mark.slow

@@ -76,7 +76,8 @@ class Run:
         self._unsettled = min(_UNSETTLED, (self.steps - self.step) // 2)
 
     def train(self, progress: Progress) -> None:
-        """Train the remaining steps, with evaluations, logs and checkpoints as due. Collective."""
+        """Train the remaining steps, with evaluations, logs and checkpoints as due, except those
+        of the end. Collective."""
         options, per_epoch = self.options, self.sampler.steps_per_epoch
         progress.say(self._headline())
         self.log.write("config", **self._description(), settings=self._settings())
@@ -88,7 +89,7 @@ class Run:
             self.step += 1
             last = self.step == self.steps
             evaluates = not last and self._due(per_epoch)
-            saves = options.checkpoint and (last or self._due(options.checkpoint_every))
+            saves = not last and options.checkpoint and self._due(options.checkpoint_every)
             if last or evaluates or saves or self._due(_REPORT_EVERY):
                 self._report(progress)
             if evaluates:
@@ -97,9 +98,12 @@ class Run:
                 self._save()
 
     def finish(self) -> dict[str, Any]:
-        """Evaluate, and build and log the report. Collective; ends all training."""
+        """Write the last checkpoint, evaluate, and build and log the report. Collective; ends all
+        training."""
         measured = self._measured()
         self.engine.method.finish()
+        if self.options.checkpoint and self._records:
+            self._save()
         held_out = self.engine.evaluate(self.data)
         about = self._description()
         if about["compression"] == AUTO:
