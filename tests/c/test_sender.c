@@ -32,6 +32,16 @@ static void wait_for_bytes(const fixture *f, uint64_t bytes)
     CHECK(f->ln.out.sent_bytes >= bytes);
 }
 
+static void wait_for_sleep(const fixture *f)
+{
+    sender *s = f->ln.sender;
+    for (int asleep = 0; !asleep; usleep(50)) {
+        pthread_mutex_lock(&s->lock);
+        asleep = s->asleep;
+        pthread_mutex_unlock(&s->lock);
+    }
+}
+
 static uint8_t *random_bytes(uint64_t *seed, size_t count)
 {
     uint8_t *bytes = malloc(count);
@@ -140,6 +150,8 @@ static void a_refused_write_is_tried_again(void)
         fixture *f = by_sender ? open_with_sender(0, 0) : open_fixture(0);
         reader r;
         start_reading(&r, f, FRAME_HEADER_BYTES + MAX_LENGTH, 0);
+        if (by_sender)
+            wait_for_sleep(f); /* what epoll says of a new socket must not come behind the write */
         atomic_store(&refusals, 1);
         push(f, 0, payload, MAX_LENGTH);
         CHECK_EQ(f->ln.owned_by_sender, by_sender);
