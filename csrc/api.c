@@ -354,8 +354,7 @@ rc_result rc_submit(rc_comm *comm, const rc_call *call, rc_work **out, rc_error 
     rc_result result = comm_submit(comm, call, out);
     if (result == RC_OK)
         return RC_OK;
-    if (call->feedback != NULL)
-        feedback_unclaim(call->feedback);
+    feedback_unclaim(call->feedback);
     return error_set(error, result, "no memory for a work");
 }
 

@@ -246,20 +246,17 @@ class Plan:
 
     def count(self) -> tuple[int, int, float]:
         """(runs done, runs in all as far as is known, seconds of processor that the rest takes)."""
-        done = total = 0
-        seconds = 0.0
-        each = self._seconds_per_step()
-        for method in self.methods:
-            runs = list(self.runs(method))
-            unknown = [name for name in method.settings if self.tuned(method, name) is None]
-            total += len(runs) + (len(method.seeds) + 1) * len(unknown)
-            done += sum(self.rows.find(run.key) is not None for run in runs)
-            seconds += each * sum(run.steps for run in runs if self.rows.find(run.key) is None)
-            seconds += (
-                each
-                * (len(method.seeds) + 1)
-                * sum(steps_of(SETTINGS[name], method, "final") for name in unknown)
-            )
+        runs = {run.key: run for method in self.methods for run in self.runs(method)}
+        left = [run.steps for key, run in runs.items() if self.rows.find(key) is None]
+        unknown = [
+            steps_of(SETTINGS[name], method, "final")
+            for method in self.methods
+            for name in method.settings
+            if self.tuned(method, name) is None
+            for _ in range(len(method.seeds) + 1)
+        ]
+        seconds = self._seconds_per_step() * (sum(left) + sum(unknown))
+        done, total = len(runs) - len(left), len(runs) + len(unknown)
         return done, total, seconds
 
     def _seconds_per_step(self) -> float:

@@ -14,72 +14,44 @@
 
 #include <stdint.h>
 
+/* FLOAT_MODE_BITS: the rounding, and all ways to lose subnormals (aarch64: and NaN's payload). */
 #if defined __x86_64__
-
-/* The rounding, and both ways to lose subnormals. */
-#define FLOAT_MODE_BITS UINT32_C(0xe040)
+#define FLOAT_MODE_BITS 0xe040U
+#define FLOAT_MODE_READ(mode) __asm__ volatile("stmxcsr %0" : "=m"(mode) : : "memory")
+#define FLOAT_MODE_WRITE(mode) __asm__ volatile("ldmxcsr %0" : : "m"(mode) : "memory")
 typedef uint32_t float_mode;
-
-static inline float_mode float_mode_get(void)
-{
-    uint32_t mode;
-    __asm__ volatile("stmxcsr %0" : "=m"(mode) : : "memory");
-    return mode;
-}
-
-static inline void float_mode_set(float_mode mode)
-{
-    __asm__ volatile("ldmxcsr %0" : : "m"(mode) : "memory");
-}
-
 #elif defined __aarch64__
-
-/* The rounding, all ways to lose subnormals, and NaN without payload. */
-#define FLOAT_MODE_BITS UINT64_C(0x3c80003)
+#define FLOAT_MODE_BITS 0x3c80003U
+#define FLOAT_MODE_READ(mode) __asm__ volatile("mrs %0, fpcr" : "=r"(mode) : : "memory")
+#define FLOAT_MODE_WRITE(mode) __asm__ volatile("msr fpcr, %0" : : "r"(mode) : "memory")
 typedef uint64_t float_mode;
-
-static inline float_mode float_mode_get(void)
-{
-    uint64_t mode;
-    __asm__ volatile("mrs %0, fpcr" : "=r"(mode) : : "memory");
-    return mode;
-}
-
-static inline void float_mode_set(float_mode mode)
-{
-    __asm__ volatile("msr fpcr, %0" : : "r"(mode) : "memory");
-}
-
 #else
-
-#define FLOAT_MODE_BITS UINT32_C(0)
+#define FLOAT_MODE_BITS 0U
+#define FLOAT_MODE_READ(mode) ((mode) = 0)
+#define FLOAT_MODE_WRITE(mode) ((void)(mode))
 typedef uint32_t float_mode;
-
-static inline float_mode float_mode_get(void)
-{
-    return 0;
-}
-
-static inline void float_mode_set(float_mode mode)
-{
-    (void)mode;
-}
-
 #endif
 
 /* Sets the default mode. Returns what float_mode_leave takes: the bits of another one. */
 static inline float_mode float_mode_enter(void)
 {
-    float_mode mode = float_mode_get();
-    if (mode & FLOAT_MODE_BITS)
-        float_mode_set(mode & ~FLOAT_MODE_BITS);
-    return mode & FLOAT_MODE_BITS;
+    float_mode mode, others;
+    FLOAT_MODE_READ(mode);
+    others = mode & (float_mode)FLOAT_MODE_BITS;
+    mode ^= others;
+    if (others != 0)
+        FLOAT_MODE_WRITE(mode);
+    return others;
 }
 
 static inline void float_mode_leave(float_mode before)
 {
-    if (before != 0)
-        float_mode_set(float_mode_get() | before);
+    float_mode mode;
+    if (before == 0)
+        return;
+    FLOAT_MODE_READ(mode);
+    mode |= before;
+    FLOAT_MODE_WRITE(mode);
 }
 
 #endif

@@ -129,6 +129,8 @@ rc_result feedback_claim(rc_feedback *f, rc_error *error)
 
 void feedback_unclaim(rc_feedback *f)
 {
+    if (f == NULL)
+        return;
     atomic_store(&f->claimed, 0);
     feedback_release(f);
 }

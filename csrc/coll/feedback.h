@@ -81,7 +81,7 @@ rc_result feedback_require_free(const rc_feedback *f, rc_error *error);
 /* Claims the feedback, unless it is NULL, for a call, with a reference; no earlier call can be
  * undone from now on. Returns as feedback_require_free does. */
 rc_result feedback_claim(rc_feedback *f, rc_error *error);
-/* Ends the claim and drops its reference. */
+/* Ends the claim, unless f is NULL, and drops its reference. */
 void feedback_unclaim(rc_feedback *f);
 
 /* Returns 1 if the residuals belong to results of this op, or there are none. */

@@ -162,8 +162,7 @@ void work_finish(rc_work *w, rc_result result, const rc_error *error)
     w->error.seq = work_number(w);
     w->env = NULL;
     work_move(w, WORK_OVER);
-    if (w->call.feedback != NULL)
-        feedback_unclaim(w->call.feedback);
+    feedback_unclaim(w->call.feedback);
     atomic_store(&w->result, result);
 }
 

@@ -62,7 +62,7 @@ void engine_unlock(rc_engine *e)
 }
 
 /* Waits for the condition, at most until the time; the lock is released meanwhile. */
-static void wait_for(rc_engine *e, pthread_cond_t *cond, uint64_t until)
+static void wait_unlocked(rc_engine *e, pthread_cond_t *cond, uint64_t until)
 {
     float_mode_leave(e->mode_outside);
     thread_wait_until(cond, &e->lock, until);
@@ -74,7 +74,7 @@ static void sleep_until_changed(rc_engine *e, uint64_t deadline)
 {
     uint64_t alarm = e->alarms;
     e->sleepers++;
-    wait_for(e, &e->changed, deadline);
+    wait_unlocked(e, &e->changed, deadline);
     if (e->alarms == alarm)
         e->sleepers--;
     else
@@ -359,7 +359,7 @@ static void yield_to_callers(rc_engine *e)
         return;
     uint64_t deadline = clock_ns() + ADMIT_MS * CLOCK_MS;
     while (atomic_load(&e->callers) > 0 && clock_ns() < deadline)
-        wait_for(e, &e->admitted, deadline);
+        wait_unlocked(e, &e->admitted, deadline);
 }
 
 /* Counts the outcome of a spin. After each vain one twice as many waits go without: over a slow
@@ -534,9 +534,9 @@ static void *progress(void *arg)
         uint64_t now = clock_ns();
         uint64_t quiet = e->last_waiter + PARK_MS * CLOCK_MS;
         if (e->driver != ENGINE_REST || e->waiters > 0) {
-            wait_for(e, &e->parked, now + PARK_MS * CLOCK_MS);
+            wait_unlocked(e, &e->parked, now + PARK_MS * CLOCK_MS);
         } else if (e->active == 0 && !atomic_load(&e->submitted) && now < quiet) {
-            wait_for(e, &e->parked, quiet);
+            wait_unlocked(e, &e->parked, quiet);
         } else {
             drive_once(e, ENGINE_PROGRESS, ENGINE_NEVER, 0);
             engine_changed(e);

@@ -209,8 +209,7 @@ void *pipe_run_in(void *arg)
             continue;
         }
         reach_core(f, 0);
-        if (f->call.feedback != NULL)
-            feedback_unclaim(f->call.feedback);
+        feedback_unclaim(f->call.feedback);
         fail_all(f, &error, p->d2h);
     }
     return NULL;

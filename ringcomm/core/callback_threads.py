@@ -83,6 +83,8 @@ class CallbackThreads:
     def start(self) -> None:
         """Starts the first thread, unless there is one. Raises RuntimeError if none can start."""
         global are_running
+        if self._threads:  # looked at without the lock, as it is for each callback
+            return
         with self._lock:
             are_running = True
             if not self._threads:

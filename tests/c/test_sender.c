@@ -35,11 +35,14 @@ static void wait_for_bytes(const fixture *f, uint64_t bytes)
 static void wait_for_sleep(const fixture *f)
 {
     sender *s = f->ln.sender;
-    for (int asleep = 0; !asleep; usleep(50)) {
+    uint64_t deadline = clock_ns() + LONG_MS * CLOCK_MS;
+    int asleep = 0;
+    for (; !asleep && clock_ns() < deadline; usleep(50)) {
         pthread_mutex_lock(&s->lock);
         asleep = s->asleep;
         pthread_mutex_unlock(&s->lock);
     }
+    CHECK(asleep);
 }
 
 static uint8_t *random_bytes(uint64_t *seed, size_t count)

@@ -42,6 +42,10 @@ class Overlap(Generic[S, F]):
 
     Args:
         launch: begins a span's exchange.
+
+    Attributes:
+        is_in_step: whether backward has computed a gradient since the last step: then exchanges
+            have begun, on some rank at least.
     """
 
     def __init__(self, launch: Callable[[S], F]) -> None:
@@ -50,7 +54,7 @@ class Overlap(Generic[S, F]):
         self._waiting: list[int] = []  # number of gradients that each span lacks
         self._versions: dict[int, tuple[torch.Tensor | None, int]] = {}
         self._begun: list[F] = []
-        self._has_arrived = False
+        self.is_in_step = False
         self._paused = False
         self._handles: list[Any] = []
 
@@ -84,12 +88,6 @@ class Overlap(Generic[S, F]):
         finally:
             self._paused = before
 
-    @property
-    def is_in_step(self) -> bool:
-        """Whether backward has computed a gradient since the last step: then exchanges have begun
-        on some rank at least."""
-        return self._has_arrived
-
     def take(self) -> list[F]:
         """Begins the remaining exchanges, and returns those of all spans. Raises ConfigError if a
         gradient has changed since its exchange began."""
@@ -113,7 +111,7 @@ class Overlap(Generic[S, F]):
     def cancel(self) -> None:
         """Drops the exchanges of a step that is not made, on all ranks alike: as ranks may have
         begun unlike numbers of them, each begins all if it has a gradient."""
-        if self._has_arrived:
+        if self.is_in_step:
             self._begin_rest()
         begun = self._begun
         self._reset()
@@ -126,7 +124,7 @@ class Overlap(Generic[S, F]):
 
     def _reset(self) -> None:
         self._begun = []
-        self._has_arrived = False
+        self.is_in_step = False
         self._versions = {}
         self._waiting = [len(span.places) for span in self._spans]
 
@@ -144,7 +142,7 @@ class Overlap(Generic[S, F]):
                 "but the last one before a step under optimizer.no_sync(), or use overlap=False "
                 "(with reentrant checkpoints, too)"
             )
-        self._has_arrived = True
+        self.is_in_step = True
         self._waiting[number] -= 1
         while len(self._begun) < len(self._spans) and self._waiting[len(self._begun)] <= 0:
             self._begin()
