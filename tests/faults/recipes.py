@@ -301,7 +301,8 @@ def _end() -> None:
 
 def losing(rank: Rank, folder: str, again: bool = False, hold: int = -1) -> None:
     """Trains until rank 0 is told to stop, which tells the others by a file when: rounds later,
-    as ranks are less than one apart. Before step ``hold`` it waits."""
+    as ranks are less than one apart. Before step ``hold`` it waits; before step 95, behind the
+    round that it would miss, it says so."""
     sys.argv = ["train.py", "--again"] if again else ["train.py"]
     job = _fresh()
     steps = 0
@@ -324,6 +325,8 @@ def losing(rank: Rank, folder: str, again: bool = False, hold: int = -1) -> None
         if steps == hold:
             rank.emit("holds")
             rank.wait_for_go()
+        if steps == 95 and not again:
+            rank.emit("went on")
         steps += 1
         generator = torch.Generator().manual_seed(10 * steps + number)
         loss: torch.Tensor = model(torch.randn(8, 64, generator=generator)).square().mean()
