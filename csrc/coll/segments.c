@@ -34,6 +34,7 @@ out_frame *work_env_frame(work_env *env)
     else if ((frame = malloc(sizeof *frame)) == NULL)
         return NULL;
     memset(frame, 0, sizeof *frame);
+    frame->is_recycled = 1;
     return frame;
 }
 

@@ -2,6 +2,7 @@
 #include "work.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "../base/clock.h"
 #include "../base/error.h"
@@ -14,21 +15,88 @@
 
 /* ---- frames ---- */
 
+/* Counts a frame in its work: it has left, or never will. */
+static void count_frame(rc_work *w, out_frame *frame)
+{
+    frame->has_left = 1;
+    w->sends_left--;
+    if (w->quantised != NULL)
+        quantised_released(w, frame);
+    else if (joined_sends_src(w))                          /* if it never will, the work fails */
+        (void)joined_note_event(w, frame->header.segment); /* without memory of its own */
+}
+
+/* Has the frame need nothing of its work any more. */
+static void disown(out_frame *frame)
+{
+    rc_work *w = frame->owner;
+    if (frame->borrowed.is_in) {
+        list_remove(&w->borrowed, &frame->borrowed);
+        w->borrowed_bytes -= frame->header.length;
+    }
+    frame->owner = NULL;
+}
+
 void work_env_release(work_env *env, out_frame *frame)
 {
     rc_work *w = frame->owner;
     pool_return(env->buffers, frame->buffer);
-    if (w == NULL) { /* a control frame, which has its own size */
+    free(frame->copy);
+    if (w != NULL && !frame->has_left)
+        count_frame(w, frame);
+    disown(frame);
+    if (!frame->is_recycled) {
         free(frame);
         return;
     }
-    w->sends_left--;
-    if (w->quantised != NULL)
-        quantised_released(w, frame);
-    else if (joined_sends_src(w)) /* a frame has left, or never will: then the work fails */
-        (void)joined_note_event(w, frame->header.segment); /* without memory of its own */
     frame->next = *env->frames;
     *env->frames = frame;
+}
+
+/* Payloads of at most so many bytes are kept in memory of their own size: of a pool's buffers, of
+ * a segment each, they would fill a small part. */
+enum { SMALL_BYTES = 16 << 10 };
+
+/* Copies a payload into memory of the frame's own. Returns 0 if there is none. */
+static int copy_payload(work_env *env, out_frame *frame)
+{
+    pool_buffer *buffer = NULL;
+    if (frame->header.length <= SMALL_BYTES)
+        frame->copy = malloc(frame->header.length + (size_t)1);
+    else
+        buffer = pool_take(env->buffers);
+    uint8_t *data = buffer != NULL ? buffer->data : frame->copy;
+    if (data == NULL)
+        return 0;
+    memcpy(data, frame->payload, frame->header.length);
+    pool_return(env->buffers, frame->buffer);
+    frame->buffer = buffer;
+    frame->payload = data;
+    return 1;
+}
+
+rc_result work_env_own(work_env *env, out_frame *frame)
+{
+    int fits = frame->copy != NULL || (frame->buffer != NULL && frame->header.length > SMALL_BYTES);
+    if (!fits && !copy_payload(env, frame))
+        return RC_NO_MEMORY;
+    disown(frame);
+    return RC_OK;
+}
+
+rc_result work_env_keep(work_env *env, out_frame *frame)
+{
+    rc_work *w = frame->owner;
+    rc_result result = RC_OK;
+    int is_large = frame->header.length > SMALL_BYTES;
+    if (is_large && frame->buffer == NULL && !joined_sends_src(w)) {
+        list_append(&w->borrowed, &frame->borrowed);
+        w->borrowed_bytes += frame->header.length;
+    } else {
+        result = work_env_own(env, frame);
+    }
+    count_frame(w, frame);
+    return result;
 }
 
 int work_env_encode(work_env *env, out_frame *frame)
@@ -136,9 +204,41 @@ uint64_t work_number(const rc_work *w)
     return w->flags & FRAME_P2P ? tags_number(w->seq) : w->seq;
 }
 
-int work_complete(const rc_work *w)
+static int is_done(const rc_work *w)
 {
     return w->receives_left == 0 && w->sends_left == 0 && w->keeps_left == 0;
+}
+
+/* Returns 1 if so much of the caller's memory is borrowed that to wait for the peers, until they
+ * have told that it came, is better than to copy it. */
+static int borrows_much(const rc_work *w)
+{
+    enum { COPIED_SEGMENTS = 4 };
+    return w->borrowed.head != NULL &&
+           w->borrowed_bytes > COPIED_SEGMENTS * (uint64_t)w->env->segment_bytes;
+}
+
+int work_complete(const rc_work *w)
+{
+    return is_done(w) && !borrows_much(w);
+}
+
+int work_awaits_peers(const rc_work *w)
+{
+    return is_done(w) && borrows_much(w);
+}
+
+/* Copies what frames still need of the caller's memory. One for which there is no memory cannot go
+ * out again. */
+static void end_borrowing(rc_work *w)
+{
+    while (w->borrowed.head != NULL) {
+        out_frame *frame = LIST_ENTRY(w->borrowed.head, out_frame, borrowed);
+        if (work_env_own(w->env, frame) != RC_OK) {
+            frame->payload = NULL;
+            disown(frame);
+        }
+    }
 }
 
 void work_finish(rc_work *w, rc_result result, const rc_error *error)
@@ -147,6 +247,7 @@ void work_finish(rc_work *w, rc_result result, const rc_error *error)
     w->stats.submitted_ns = w->submitted;
     w->stats.finished_ns = w->finished;
     if (w->env != NULL) {
+        end_borrowing(w);
         join_destroy(&w->join, w->env->buffers);
         turns_destroy(&w->turns, w->env->buffers);
     }
@@ -368,6 +469,14 @@ rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *plac
                          w->env->segment_bytes);
     place->data = place->buffer->data;
     return RC_OK;
+}
+
+void work_abandon(rc_work *w, const frame_header *h, rx_place *place)
+{
+    uint64_t number = frame_number(w, h->chunk, h->segment, h->step);
+    w->seen[number / 64] &= ~(UINT64_C(1) << number % 64);
+    pool_return(w->env->buffers, place->buffer);
+    *place = (rx_place){0};
 }
 
 /* Reduces a segment that came in a pool buffer, and stores it if its sum is complete. Returns where

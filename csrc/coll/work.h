@@ -88,7 +88,10 @@ struct rc_work {
     codec codec;
     uint64_t receives_left, sends_left;
     uint64_t keeps_left; /* elements still to be copied (keep.h) */
-    uint64_t *seen;      /* a bit per (chunk, segment, phase) */
+    list borrowed;       /* frames that have left, and not come, whose payload is the caller's */
+    uint64_t borrowed_bytes; /* of them */
+    int has_asked;           /* the peers are asked what has come */
+    uint64_t *seen;          /* a bit per (chunk, segment, phase) */
     uint64_t seen_few[4];
     int is_large;                /* the engine counts it among its large works */
     join join;                   /* without segments in a ring */
@@ -134,6 +137,8 @@ rc_algorithm work_algorithm(const rc_call *call, const work_env *env);
  * may be complete afterwards (work_complete). */
 rc_result work_start(rc_work *w, work_env *env);
 int work_complete(const rc_work *w);
+/* Returns 1 if nothing is missing but that peers tell what has come. */
+int work_awaits_peers(const rc_work *w);
 /* Enters another state. */
 void work_move(rc_work *w, work_state to);
 /* Returns the number that users see: the seq, or of a send or receive its number among those of its
@@ -143,6 +148,8 @@ uint64_t work_number(const rc_work *w);
 /* Begins a data frame that arrives from a peer: checks every field against the plan and decides
  * where the payload goes. Returns RC_PROTOCOL, with the reason in error, if a field is wrong. */
 rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *place, rc_error *error);
+/* Undoes work_begin: the rest of the payload will not come, the frame will come again. */
+void work_abandon(rc_work *w, const frame_header *h, rx_place *place);
 /* Takes the payload when it has come, and the place's buffer. */
 rc_result work_end(rc_work *w, const frame_header *h, rx_place *place);
 /* Sends a little more of a work that sends bit by bit. Returns RC_NO_MEMORY or RC_OK. */
@@ -192,6 +199,12 @@ void work_finish(rc_work *w, rc_result result, const rc_error *error);
 out_frame *work_env_frame(work_env *env);
 /* Gives back a frame, its pool buffer and its count in the work that owns it. */
 void work_env_release(work_env *env, out_frame *frame);
+/* Counts a frame that has left in its work, and makes it one that can go out again: its payload is
+ * its own, or at least does not change while the work is in flight. Returns RC_NO_MEMORY or RC_OK.
+ */
+rc_result work_env_keep(work_env *env, out_frame *frame);
+/* Makes the payload of a kept frame its own. Returns RC_NO_MEMORY or RC_OK. */
+rc_result work_env_own(work_env *env, out_frame *frame);
 /* Encodes the payload of a data frame if that is still to be done, and may make it shorter than its
  * header says. Returns 0 if memory is short. */
 int work_env_encode(work_env *env, out_frame *frame);

@@ -22,9 +22,9 @@
  *   dispatch.c  frames that arrive        unexpected.c  frames that come early
  *   port_watch.c  ports that are lost     announce.c    calls announced to peers
  *   lanes.c     lanes and peers that      deliver.c     a frame and its work
- *               fall silent               control.c     control frames
- *   call.c      submission, turns         latch.c       ends, noted
- *                                         active.c      works by their names
+ *               fall silent               latch.c       ends, noted
+ *   recover.c   lanes that are lost       control.c     control frames
+ *   call.c      submission, turns         active.c      works by their names
  *                                         comm_state.c  states
  *
  * Threading: under the engine's lock, except for the inbox.
@@ -62,7 +62,8 @@ struct rc_comm {
     work_env among_hosts;                 /* the ranks with this one's place on each host */
     rc_work *waiting_head, *waiting_tail; /* works behind one that is entering shared memory */
     _Atomic comm_state state; /* set by comm_move alone, under the lock; read anywhere */
-    int leaving;              /* the goodbye is sent */
+    int leaving;              /* goodbyes are sent as soon as peers have all that they need */
+    int has_asked;            /* who is leaving has asked what has come */
     rc_error error;
     int error_origin; /* the rank that found the error */
 

@@ -15,10 +15,18 @@ static uint32_t told_rate(lane *l)
     return rate < (double)UINT32_MAX ? (uint32_t)rate : UINT32_MAX;
 }
 
+/* Returns how many frames a heartbeat reports to have come on its lane. */
+static uint32_t told_frames(lane *l)
+{
+    l->told_frames = l->received_frames;
+    l->untold_bytes = 0;
+    return (uint32_t)l->received_frames;
+}
+
 int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
                       uint64_t fingerprint, uint16_t flags, int lane)
 {
-    if (c->leaving && type != FRAME_ABORT)
+    if (ln->is_told && type != FRAME_ABORT)
         return 0; /* nothing follows the goodbye */
     uint8_t text[FRAME_TEXT_BYTES];
     uint32_t length =
@@ -35,8 +43,12 @@ int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
                                    .seq = seq,
                                    .fingerprint = fingerprint,
                                    .length = length};
-    if (type == FRAME_HEARTBEAT && lane >= 0)
+    if (type == FRAME_HEARTBEAT && lane >= 0) {
         frame->header.chunk = told_rate(ln->lanes[lane]);
+        frame->header.segment = ln->lanes[lane]->keeps ? told_frames(ln->lanes[lane]) : 0;
+    }
+    if (type == FRAME_GOODBYE)
+        frame->header.segment = (uint32_t)ln->is_owed;
     if (type == FRAME_ABORT && c->error.rail >= 0 && c->error.lane >= 0) {
         frame->header.chunk = (uint32_t)c->error.rail + 1;
         frame->header.segment = (uint32_t)c->error.lane;
@@ -44,11 +56,49 @@ int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
     return link_control(ln, frame, lane);
 }
 
-void comm_send_on_all_lanes(rc_comm *c, frame_type type, uint64_t seq)
+int comm_tell_lane_down(rc_comm *c, const lane *l)
+{
+    out_frame *frame = calloc(1, sizeof *frame);
+    if (frame == NULL)
+        return 0;
+    frame->payload = frame->text;
+    frame->header = (frame_header){.type = FRAME_LANE_DOWN,
+                                   .epoch = c->config.epoch,
+                                   .chunk = (uint32_t)l->index,
+                                   .segment = (uint32_t)l->received_frames};
+    return link_control(l->link, frame, -1);
+}
+
+void comm_tell_received(rc_comm *c, lane *l)
+{
+    enum { BYTES = 512 << 10, FRAMES = 64 };
+    if (l->keeps && (l->untold_bytes >= BYTES || l->received_frames - l->told_frames >= FRAMES))
+        comm_send_control(c, l->link, FRAME_HEARTBEAT, c->called, 0, 0, l->index);
+}
+
+void comm_tell_at_end(rc_comm *c)
+{
+    enum { BYTES = 64 << 10 }; /* else it can wait */
+    for (int rank = 0; rank < c->env.world_size; rank++) {
+        peer_link *ln = c->env.links[rank];
+        for (int i = 0; ln != NULL && i < ln->lane_count; i++)
+            if (ln->lanes[i]->keeps && ln->lanes[i]->untold_bytes >= BYTES)
+                comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, 0, i);
+    }
+}
+
+void comm_ask(rc_comm *c)
 {
     for (int rank = 0; rank < c->env.world_size; rank++) {
         peer_link *ln = c->env.links[rank];
         for (int i = 0; ln != NULL && i < ln->lane_count; i++)
-            comm_send_control(c, ln, type, seq, 0, 0, i);
+            if (lane_is_owed(ln->lanes[i]))
+                comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, FRAME_ASKS, i);
     }
+}
+
+void comm_send_on_all_lanes(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq)
+{
+    for (int i = 0; i < ln->lane_count; i++)
+        comm_send_control(c, ln, type, seq, 0, 0, i);
 }

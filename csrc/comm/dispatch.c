@@ -89,13 +89,29 @@ static rc_result end_call(rc_comm *c, peer_link *ln, const frame_header *h)
     return w != NULL ? comm_check_work(c, w, h, ln->peer) : comm_check_history(c, h, ln->peer);
 }
 
+/* Ends what waits for a peer, if it has left. */
+static void look_at_end(rc_comm *c, peer_link *ln)
+{
+    if (!link_is_left(ln))
+        return;
+    if (ln->owes && link_has_lost(ln)) {
+        comm_fail_text(c, RC_PEER_LOST, ln->peer,
+                       "rank %d has shut down before all that it had sent came here", ln->peer);
+        return;
+    }
+    comm_forget_kept(c, ln);
+    comm_check_left(c, ln);
+}
+
 static rc_result end_goodbye(rc_comm *c, lane *l, const frame_header *h)
 {
     peer_link *ln = l->link;
-    lane_move(l, LANE_LEFT);
+    if (l->state == LANE_OPEN)
+        lane_move(l, LANE_LEFT);
     ln->left_at = h->seq;
-    if (++ln->goodbyes == ln->lane_count)
-        comm_check_left(c, ln);
+    ln->owes |= h->segment != 0;
+    ln->goodbyes++;
+    look_at_end(c, ln);
     return RC_OK;
 }
 
@@ -171,10 +187,13 @@ static rc_result end_receive(lane *l, const frame_header *h, rx_place *place)
     case FRAME_HEARTBEAT:
         if (h->chunk != 0)
             lane_set_rate(l, h->chunk * 1e-6);
+        RC_TRY(comm_learn_received(c, l, h));
         break;
     case FRAME_GOODBYE: return end_goodbye(c, l, h);
     case FRAME_ABORT: return end_abort(c, l, h);
+    case FRAME_LANE_DOWN: RC_TRY(comm_hear_lane_down(c, l, h));
     }
+    comm_tell_received(c, l);
     if (l->arrivals.news)
         tell_rate(c, l);
     if (ln->queue.head != NULL)
@@ -182,17 +201,34 @@ static rc_result end_receive(lane *l, const frame_header *h, rx_place *place)
     return RC_OK;
 }
 
+static void went(rc_comm *c, rc_work *w)
+{
+    if (w->is_shared) /* this may have been the last event that a join waited for */
+        engine_pump_later(c->engine, &c->member);
+    comm_send_more(c, w);
+}
+
+static void left(lane *l, out_frame *frame)
+{
+    rc_comm *c = comm_of(l);
+    rc_work *w = frame->owner;
+    if (w == NULL || frame->has_left)
+        return;
+    work_note_sent(w, l->rail, &frame->header);
+    if (work_env_keep(&c->env, frame) != RC_OK)
+        comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for a frame that is kept");
+    went(c, w);
+}
+
 static void sent(lane *l, out_frame *frame)
 {
     rc_comm *c = comm_of(l);
     rc_work *w = frame->owner;
-    if (w != NULL && !l->tx_closed)
+    if (w != NULL && !frame->has_left && !l->tx_closed)
         work_note_sent(w, l->rail, &frame->header);
     work_env_release(&c->env, frame);
-    if (w != NULL && w->is_shared) /* this may have been the last event that a join waited for */
-        engine_pump_later(c->engine, &c->member);
     if (w != NULL)
-        comm_send_more(c, w);
+        went(c, w);
 }
 
 static void room(lane *l)
@@ -204,10 +240,16 @@ static void dead(lane *l)
 {
     rc_comm *c = comm_of(l);
     comm_check_closed(c);
-    if (l->state == LANE_LEFT || c->state != COMM_RUNNING) {
+    peer_link *ln = l->link;
+    int is_over = l->state == LANE_LEFT || c->state != COMM_RUNNING;
+    if (is_over || (l->keeps && ln->goodbyes > 0 && !ln->owes)) { /* it brings nothing more */
         lane_close(l);
+        if (!is_over)
+            look_at_end(c, ln);
         return;
     }
+    if (comm_give_up_lane(c, l))
+        return;
     rc_error error;
     char name[LANE_NAME_BYTES] = "";
     error_clear(&error);
@@ -227,8 +269,12 @@ static void dead(lane *l)
     comm_lose_lane(c, l, &error);
 }
 
-const lane_handler comm_lane_handler = {
-    .begin = begin_receive, .end = end_receive, .sent = sent, .room = room, .dead = dead};
+const lane_handler comm_lane_handler = {.begin = begin_receive,
+                                        .end = end_receive,
+                                        .left = left,
+                                        .sent = sent,
+                                        .room = room,
+                                        .dead = dead};
 
 /* ---- what is sent ---- */
 
@@ -236,6 +282,8 @@ int comm_prepare_frame(peer_link *ln, out_frame *frame)
 {
     rc_comm *c = ln->owner;
     uint32_t expected = frame->header.length;
+    if (frame->sealed)
+        return 1; /* it goes out again */
     if (!work_env_encode(&c->env, frame)) {
         frame->next = ln->queue.head; /* comm_settle releases it with the others */
         ln->queue.head = frame;

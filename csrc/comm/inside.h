@@ -34,6 +34,24 @@ rc_work *comm_active_first_unmatched(rc_comm *c, uint32_t tag);
  * RC_OK; of a receive alone that can fail. */
 rc_result comm_note_call(rc_comm *c, const rc_work *w);
 
+/* ---- control.c ---- */
+
+/* Sends a control frame. lane < 0: any. Returns 0 if it was dropped. */
+int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
+                      uint64_t fingerprint, uint16_t flags, int lane);
+/* Sends a last frame on every lane to a peer: a lane's end, which may be seen first, must not come
+ * without it. */
+void comm_send_on_all_lanes(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq);
+/* Tells the peer, over another lane, that this one is given up, and what has come by it. Returns 0
+ * if that was dropped. */
+int comm_tell_lane_down(rc_comm *c, const lane *l);
+/* Tell the peer what has come on a lane, if that is due; and at the end of a work, of which a rank
+ * that is later may wait for that, if it is much. */
+void comm_tell_received(rc_comm *c, lane *l);
+void comm_tell_at_end(rc_comm *c);
+/* Asks the peers of all lanes that keep more than heartbeats what has come there. */
+void comm_ask(rc_comm *c);
+
 /* ---- latch.c ---- */
 
 /* Latches the error that ends the communicator; the first one counts. */
@@ -47,15 +65,6 @@ rc_result comm_fail_text(rc_comm *c, rc_result code, int rank, const char *forma
 void comm_end(rc_comm *c, rc_work *w, rc_result result);
 /* Ends a work that is complete; does nothing for others, or if the communicator has failed. */
 void comm_finish_complete(rc_comm *c, rc_work *w);
-
-/* ---- control.c ---- */
-
-/* Sends a control frame. lane < 0: any. Returns 0 if it was dropped. */
-int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
-                      uint64_t fingerprint, uint16_t flags, int lane);
-/* Sends a last frame on every lane: a lane's end, which may be seen first, must not come without
- * it. */
-void comm_send_on_all_lanes(rc_comm *c, frame_type type, uint64_t seq);
 
 /* ---- deliver.c ---- */
 
@@ -142,6 +151,24 @@ void comm_drain(engine_member *member);
 /* Advances works: the member's pump. */
 int comm_pump(engine_member *member);
 
+/* ---- recover.c ---- */
+
+/* Notes what the peer says has come on a lane, and answers if it asks. Fails if it cannot be. */
+rc_result comm_learn_received(rc_comm *c, lane *l, const frame_header *h);
+/* Returns 1 if another lane of the same link lives, as far as is known. */
+int comm_has_another(const lane *l);
+/* Gives up a lane whose frames can go on over another one. Returns 0 if they cannot. */
+int comm_give_up_lane(rc_comm *c, lane *l);
+/* Takes the peer's word that it has given up a lane, and what had come there; sends the rest again.
+ */
+rc_result comm_hear_lane_down(rc_comm *c, const lane *by, const frame_header *h);
+/* Releases the frames that are kept for a peer that has left. */
+void comm_forget_kept(rc_comm *c, peer_link *ln);
+/* Returns 1 if frames that a peer needs may not have come to it. */
+int comm_owes(const peer_link *ln);
+/* Drops the payload that is being received into a pool buffer: nobody will use it. */
+void comm_drop_half_received(rc_comm *c, lane *l);
+
 /* ---- lanes.c ---- */
 
 /* Returns the interval (ns) at which peers are checked and the timers run, whatever the deadlines.
@@ -156,8 +183,9 @@ static inline int comm_monitors_lane(const lane *l)
 }
 /* Returns 1 if the lane is lost, or may well be: nobody should wait for what it has sent. */
 int comm_lane_may_be_dead(const rc_comm *c, const lane *l);
-/* Fails with the loss of a lane, the only place that does. why is set, except for rail and lane.
- * The lane may be closed already, if nothing can be sent over it. */
+/* Gives up a lane; fails with the loss of it, the only place that does, if it cannot be replaced.
+ * why is set, except for rail and lane. The lane may be closed already, if nothing can be sent over
+ * it. */
 void comm_lose_lane(rc_comm *c, lane *l, rc_error *why);
 /* Fails if somebody else in this process has closed a lane's socket, or a descriptor that the
  * engine waits with. Called with every heartbeat, and before a failure that may follow from it. */
@@ -168,8 +196,6 @@ const char *comm_name_lane(const rc_comm *c, const lane *l, char *text, size_t s
  * that have something in flight, those that got nothing through first; "" if there are none.
  * Returns text. */
 const char *comm_list_unacked(const rc_comm *c, char *text, size_t size);
-/* Drops the payload that is being received into a pool buffer: nobody will use it. */
-void comm_drop_half_received(rc_comm *c, lane *l);
 
 /* ---- port_watch.c ---- */
 

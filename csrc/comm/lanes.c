@@ -27,7 +27,9 @@ enum {
 
 uint64_t comm_tick_interval(const rc_comm *c)
 {
-    return c->config.heartbeat_ms * CLOCK_MS / 2;
+    enum { RECOVERS_MS = 200 }; /* a work may wait for what is on a lane that is dark */
+    uint64_t half = c->config.heartbeat_ms * CLOCK_MS / 2;
+    return c->config.recovers && half > RECOVERS_MS * CLOCK_MS ? RECOVERS_MS * CLOCK_MS : half;
 }
 
 /* ---- names ---- */
@@ -57,6 +59,8 @@ static const char *bytes_text(uint64_t bytes, char text[16])
 
 void comm_lose_lane(rc_comm *c, lane *l, rc_error *why)
 {
+    if (comm_give_up_lane(c, l))
+        return;
     l->health.lost = why->code != RC_PROTOCOL; /* what arrives damaged may be answered */
     why->rail = l->rail;
     why->lane = l->index;
@@ -109,7 +113,9 @@ static void look_at(lane *l, uint64_t lived, uint64_t now)
     int in_flight;
     uint64_t acked = lane_acked(l, &in_flight);
     h->silent = l->last_rx != h->heard ? 0 : h->silent + lived;
-    h->stuck = !in_flight || acked != h->acked ? 0 : h->stuck + lived;
+    if (!in_flight || acked != h->acked || h->moved == 0)
+        h->moved = now;
+    h->stuck = h->stuck + lived < now - h->moved ? h->stuck + lived : now - h->moved;
     h->heard = l->last_rx;
     h->acked = acked;
     if (h->times[1] != 0 && now - h->times[1] < RECENT_S * CLOCK_S / 2)
@@ -161,6 +167,17 @@ static uint64_t dark_after(const rc_comm *c)
     return (ms > LEAST_DARK_MS ? ms : LEAST_DARK_MS) * CLOCK_MS;
 }
 
+/* Returns 1 if a lane that can be given up is not waited for any longer. A mistake costs little
+ * then: its frames go out again. */
+static int is_given_up(const rc_comm *c, const lane *l)
+{
+    enum { STUCK_MS = 700, BEATS = 3 };
+    uint64_t beats_ms = BEATS * (uint64_t)c->config.heartbeat_ms;
+    uint64_t silent_ms = beats_ms > LEAST_DARK_MS ? beats_ms : LEAST_DARK_MS;
+    return l->keeps && comm_has_another(l) &&
+           (l->health.stuck > STUCK_MS * CLOCK_MS || l->health.silent > silent_ms * CLOCK_MS);
+}
+
 int comm_lane_may_be_dead(const rc_comm *c, const lane *l)
 {
     const lane_health *h = &l->health;
@@ -194,7 +211,8 @@ static void judge_lane(rc_comm *c, lane *l, uint64_t now)
     int silent = h->silent > limit, stuck = h->stuck > limit;
     char name[LANE_NAME_BYTES], in[160] = "", out[96] = "", amount[16], midst[80];
     rc_error why;
-    if (!comm_monitors_lane(l) || (!silent && !stuck))
+    if (!comm_monitors_lane(l) || (is_given_up(c, l) && comm_give_up_lane(c, l)) ||
+        (!silent && !stuck))
         return;
     if (silent)
         snprintf(in, sizeof in, "nothing came from rank %d for %.1f s%s", l->peer,
@@ -224,11 +242,24 @@ static void judge_lanes(rc_comm *c, const peer_link *ln, uint64_t now)
 
 /* ---- how peers fare ---- */
 
+/* Returns 1 if a lane of the link is stuck, which is judged by signs of life on the others. */
+static int wants_signs(const peer_link *ln)
+{
+    for (int i = 0; i < ln->lane_count; i++)
+        if (ln->lanes[i]->keeps && comm_monitors_lane(ln->lanes[i]) &&
+            ln->lanes[i]->health.stuck > 0)
+            return 1;
+    return 0;
+}
+
 static void beat(rc_comm *c, peer_link *ln, uint64_t now)
 {
     comm_announce_again(c, ln);
+    int asks = wants_signs(ln);
     for (int i = 0; i < ln->lane_count; i++) {
         lane *l = ln->lanes[i];
+        if (asks && comm_monitors_lane(l) && l->health.stuck == 0)
+            comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, FRAME_ASKS, i);
         if (now - l->last_rx >= comm_tick_interval(c))
             lane_stir(l);
         int is_left = atomic_load(&l->out.sent_bytes) >= l->beat_end; /* the last heartbeat */
@@ -255,14 +286,13 @@ static void check_peer(rc_comm *c, peer_link *ln, uint64_t now)
     uint64_t last = last_sign(ln);
     char midst[80];
     look_at_lanes(c, ln, now);
-    if (c->leaving)
-        return; /* a peer that has the goodbye says nothing more */
-    if (now > last && now - last > c->config.peer_timeout_ms * CLOCK_MS) {
+    int is_silent = now > last && now - last > c->config.peer_timeout_ms * CLOCK_MS;
+    if (is_silent && !c->leaving) { /* a peer that has the goodbye says nothing more */
         comm_fail_text(c, RC_PEER_LOST, ln->peer,
                        "rank %d has given no sign of life for %.1f s%s: its process is stopped, "
                        "or its host or network is down",
                        ln->peer, clock_seconds(last, now), midst_text(ln->lanes[0], midst));
-    } else {
+    } else if (!ln->is_told) {
         judge_lanes(c, ln, now);
         beat(c, ln, now);
     }
@@ -277,7 +307,7 @@ void comm_check_peers(rc_comm *c, uint64_t now)
     c->last_tick = now;
     for (int rank = 0; rank < c->env.world_size; rank++) {
         peer_link *ln = c->env.links[rank];
-        if (ln != NULL && ln->goodbyes < ln->lane_count)
+        if (ln != NULL && !link_is_left(ln))
             check_peer(c, ln, now);
     }
 }
@@ -318,10 +348,4 @@ const char *comm_list_unacked(const rc_comm *c, char *text, size_t size)
             }
         }
     return text;
-}
-
-void comm_drop_half_received(rc_comm *c, lane *l)
-{
-    pool_return(c->env.buffers, l->rx_place.buffer);
-    l->rx_place = (rx_place){0};
 }

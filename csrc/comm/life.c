@@ -162,6 +162,7 @@ static rc_result open_lane(rc_comm *c, const peer_link *ln, lane *l)
 {
     RC_TRY(lane_open(l, l->source.fd, c->config.segment_bytes, c->config.epoch));
     l->sender = c->sender;
+    l->keeps = c->config.recovers && ln->lane_count > 1;
     if (ln->lane_count > 1)
         lane_stripe(l);
     return RC_OK;
@@ -215,11 +216,40 @@ static int is_flushed(const void *arg)
     return 1;
 }
 
-static void say_goodbye(rc_comm *c)
+/* Says goodbye to the peers to which all has come that they need; the others are asked once. With
+ * `all` they get it, too. */
+static void say_goodbye(rc_comm *c, int all)
 {
-    error_set(&c->error, RC_INVALID_STATE, "the communicator is closed");
-    comm_send_on_all_lanes(c, FRAME_GOODBYE, c->called);
+    int owes = 0;
+    if (c->state != COMM_RUNNING)
+        return;
+    if (!c->leaving)
+        error_set(&c->error, RC_INVALID_STATE, "the communicator is closed");
     c->leaving = 1;
+    for (int rank = 0; rank < c->env.world_size; rank++) {
+        peer_link *ln = c->env.links[rank];
+        if (ln == NULL || ln->is_told)
+            continue;
+        ln->is_owed = comm_owes(ln);
+        owes |= ln->is_owed;
+        if (!ln->is_owed || all) {
+            comm_send_on_all_lanes(c, ln, FRAME_GOODBYE, c->called);
+            ln->is_told = 1;
+        }
+    }
+    if (owes && !c->has_asked) {
+        c->has_asked = 1;
+        comm_ask(c);
+    }
+}
+
+static int has_left(const void *arg)
+{
+    const rc_comm *c = arg;
+    for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++)
+        if (c->env.links[rank] != NULL && !c->env.links[rank]->is_told)
+            return 0;
+    return is_flushed(c);
 }
 
 static void close_comm(rc_comm *c)
@@ -228,6 +258,8 @@ static void close_comm(rc_comm *c)
         return;
     for (int rank = 0; rank < c->env.world_size; rank++) {
         peer_link *ln = &c->link_storage[rank];
+        for (out_frame *frame; (frame = queue_pop(&ln->queue)) != NULL;)
+            work_env_release(&c->env, frame); /* it was to go out again */
         for (int i = 0; i < ln->lane_count; i++)
             if (c->state == COMM_NEW) {
                 close(ln->lanes[i]->source.fd);
@@ -249,15 +281,15 @@ static rc_result leave_group(rc_comm *c, int timeout_ms)
     if (c->active.head != NULL)
         comm_fail_text(c, RC_ABORTED, c->env.rank,
                        "rank %d closed its communicator with collectives in flight", c->env.rank);
-    if (c->state == COMM_RUNNING && !c->leaving)
-        say_goodbye(c);
     engine_settle(c->engine);
     uint64_t now = clock_ns(), deadline = now + (uint64_t)timeout_ms * CLOCK_MS;
-    while (c->state != COMM_NEW && !is_flushed(c) && now < deadline) {
-        engine_drive(c->engine, is_flushed, c, now + LOOK_EVERY_MS * CLOCK_MS, 0);
+    say_goodbye(c, 0);
+    while (c->state != COMM_NEW && !has_left(c) && now < deadline) {
+        engine_drive(c->engine, has_left, c, now + LOOK_EVERY_MS * CLOCK_MS, 0);
+        say_goodbye(c, 0);
         now = clock_ns();
     }
-    return c->state == COMM_NEW || is_flushed(c) ? RC_OK : RC_AGAIN;
+    return c->state == COMM_NEW || has_left(c) ? RC_OK : RC_AGAIN;
 }
 
 rc_result comm_leave(rc_comm *c, int timeout_ms)
@@ -272,6 +304,7 @@ rc_result comm_close(rc_comm *c, int timeout_ms)
 {
     engine_lock(c->engine);
     rc_result result = leave_group(c, timeout_ms);
+    say_goodbye(c, 1);
     comm_unexpected_drop(c);
     close_comm(c);
     engine_unlock(c->engine);

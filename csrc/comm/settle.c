@@ -22,7 +22,9 @@ static void settle_failure(rc_comm *c)
     for (int rank = 0; rank < c->env.world_size; rank++)
         if (c->env.links[rank] != NULL)
             detach_link(c, c->env.links[rank]);
-    comm_send_on_all_lanes(c, FRAME_ABORT, c->error.seq);
+    for (int rank = 0; rank < c->env.world_size; rank++)
+        if (c->env.links[rank] != NULL)
+            comm_send_on_all_lanes(c, c->env.links[rank], FRAME_ABORT, c->error.seq);
     comm_unexpected_drop(c);
     shared_drop(&c->shared);
     c->waiting_head = c->waiting_tail = NULL;

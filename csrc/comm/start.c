@@ -10,7 +10,7 @@ static int has_no_source(const rc_comm *c, const rc_work *w)
     for (int rank = 0; rank < c->env.world_size; rank++) {
         const peer_link *ln = c->env.links[rank];
         int may_send = w->call.root == RC_ANY_SOURCE || w->call.root == rank;
-        if (ln != NULL && may_send && ln->goodbyes < ln->lane_count)
+        if (ln != NULL && may_send && !link_is_left(ln))
             return 0;
     }
     return 1;
@@ -31,7 +31,7 @@ static int needs(const rc_comm *c, const rc_work *w, const peer_link *ln)
 
 static void check_work_left(rc_comm *c, const rc_work *w, const peer_link *ln)
 {
-    if (ln->goodbyes == ln->lane_count && needs(c, w, ln))
+    if (link_is_left(ln) && needs(c, w, ln))
         comm_fail_text(c, RC_PEER_LOST, ln->peer, "rank %d has shut down without taking part in it",
                        ln->peer);
 }

@@ -181,6 +181,8 @@ typedef struct rc_comm_config {
     uint32_t threads;   /* 2: a second thread of the engine sends for long works; 0, 1: none */
     uint32_t link_mbit; /* Mbit/s of a port of the slowest rank, by which RC_AUTO chooses; 0: not
                            known, and taken for 1000; same on all ranks */
+    int32_t recovers;   /* 1: a lane that is lost ends nothing while another to its peer lives; same
+                           on all ranks */
 } rc_comm_config;
 
 void rc_comm_config_init(rc_comm_config *config);

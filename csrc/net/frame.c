@@ -47,6 +47,11 @@ static int control_length_ok(const frame_header *h)
     return h->length == 0;
 }
 
+static int flags_ok(const frame_header *h)
+{
+    return h->flags == 0 || h->flags == (h->type == FRAME_HEARTBEAT ? FRAME_ASKS : FRAME_P2P);
+}
+
 /* Reports a header whose CRC is wrong. Its first bytes are named: they show a program that speaks
  * another protocol. */
 static rc_result say_damaged(rc_error *error, unsigned magic, unsigned version)
@@ -91,7 +96,7 @@ rc_result frame_decode(const uint8_t bytes[FRAME_HEADER_BYTES], uint32_t epoch, 
                         .length = (uint32_t)get_integer(bytes + 36, 4),
                         .consumed = (uint32_t)get_integer(bytes + 40, 4)};
     *crc = (uint32_t)get_integer(bytes + PAYLOAD_CRC, 4);
-    if (h->type < FRAME_DATA || h->type > FRAME_ABORT || (h->flags & ~FRAME_P2P) != 0)
+    if (h->type < FRAME_DATA || h->type > FRAME_LANE_DOWN || !flags_ok(h))
         return error_set(error, RC_PROTOCOL, "a frame of type %u with flags %u came", h->type,
                          h->flags);
     if (h->epoch != epoch)

@@ -27,10 +27,13 @@ typedef enum frame_type {
     FRAME_CALL = 2,      /* "I have called collective seq": announces it and grants credit */
     FRAME_HEARTBEAT = 3, /* "I live, and have called all collectives below seq" */
     FRAME_GOODBYE = 4,   /* the last frame of a lane: seq and all after it will not be called */
-    FRAME_ABORT = 5      /* payload: why (frame_abort) */
+    FRAME_ABORT = 5,     /* payload: why (frame_abort) */
+    FRAME_LANE_DOWN = 6  /* "I have given up lane `chunk`, on which `segment` frames came" */
 } frame_type;
 
-enum { FRAME_P2P = 1 }; /* flag: seq counts the sends between these two ranks */
+/* Flags. P2P: seq counts the sends between these two ranks. ASKS, of a heartbeat: the peer is to
+ * answer on this lane at once, since the answer has the number of frames that have come. */
+enum { FRAME_P2P = 1, FRAME_ASKS = 2 };
 
 typedef struct frame_header {
     uint8_t type;

@@ -47,15 +47,39 @@ static void fail_lane(lane *ln, rc_result code, int number, const char *what)
 
 /* ---- sending ---- */
 
-/* Gives back the frames that are in the socket as a whole. */
+/* Releases the kept frames that have come. A handler may close the lane. */
+static void release_kept(lane *ln)
+{
+    while (ln->acked_frames < ln->come_frames && ln->kept.head != NULL) {
+        ln->acked_frames++;
+        ln->handler->sent(ln, queue_pop(&ln->kept));
+    }
+}
+
+/* Gives back the frames that are in the socket as a whole. A handler may push others, which are
+ * given back in its midst: so a frame that is kept takes its place first. */
 static void give_frames_back(lane *ln)
 {
     out_frame *frame;
     while ((frame = queue_pop(&ln->out.back)) != NULL) {
         ln->out_bytes -= frame_bytes(frame);
         ln->sent_frames++;
-        ln->handler->sent(ln, frame);
+        if (ln->keeps) {
+            queue_push(&ln->kept, frame);
+            ln->handler->left(ln, frame);
+        } else {
+            ln->handler->sent(ln, frame);
+        }
     }
+    release_kept(ln);
+}
+
+void lane_forget_kept(lane *ln)
+{
+    out_frame *frame;
+    ln->keeps = 0;
+    while ((frame = queue_pop(&ln->kept)) != NULL)
+        ln->handler->sent(ln, frame);
 }
 
 static void watch_socket(lane *ln, int writable)
@@ -101,13 +125,14 @@ static void close_tx(lane *ln)
     leave_sender(ln);
     give_frames_back(ln);
     watch_socket(ln, 0);
-    drop_unsent(ln, NULL);
+    if (!ln->keeps)
+        drop_unsent(ln, NULL);
 }
 
 /* Sends until the list is empty, the socket full, or a frame given back has led to a hand-over. */
 static void flush(lane *ln)
 {
-    while (ln->out.list.head != NULL && ln->source.fd >= 0 && !ln->owned_by_sender) {
+    while (ln->out.list.head != NULL && lane_takes(ln) && !ln->owned_by_sender) {
         outbox_batch batch;
         outbox_gather(&ln->out, &batch, SIZE_MAX);
         ssize_t sent = outbox_send(&ln->out, ln->source.fd, &batch);
@@ -123,7 +148,7 @@ static void flush(lane *ln)
         if (sent < (ssize_t)batch.bytes)
             return;
     }
-    if (!ln->owned_by_sender)
+    if (!ln->owned_by_sender && ln->source.fd >= 0)
         watch_socket(ln, 0);
 }
 
@@ -280,6 +305,7 @@ static int end_frame(lane *ln)
     }
     ln->in_payload = 0;
     ln->received_frames++;
+    ln->untold_bytes += FRAME_HEADER_BYTES + ln->rx.length;
     return ln->handler->end(ln, &ln->rx, &ln->rx_place) == RC_OK && ln->source.fd >= 0;
 }
 
@@ -479,6 +505,8 @@ static out_frame *copy_rest(const lane *ln, const out_frame *frame)
     *copy = *frame;
     copy->next = NULL;
     copy->buffer = NULL;
+    copy->copy = NULL;
+    copy->is_recycled = 0;
     copy->owner = NULL;
     copy->encode_src = NULL;
     copy->payload = copy->text;
@@ -495,6 +523,7 @@ void lane_detach(lane *ln)
         return;
     }
     leave_sender(ln);
+    lane_forget_kept(ln);
     give_frames_back(ln);
     const out_frame *head = ln->out.list.head;
     int half_sent = head != NULL && ln->out.sent > 0;
@@ -507,9 +536,60 @@ void lane_detach(lane *ln)
         lane_close(ln); /* no memory: a stream cut within a frame can only be closed */
 }
 
+void lane_lose(lane *ln)
+{
+    leave_sender(ln);
+    engine_remove(ln->engine, &ln->source); /* first: no more frames are pushed */
+    lane_move(ln, LANE_LOST);
+    give_frames_back(ln);
+}
+
+int lane_acknowledge(lane *ln, uint32_t received)
+{
+    uint32_t count = received - (uint32_t)ln->acked_frames;
+    if (!ln->keeps)
+        return 1;
+    if (count > ln->sent_frames - ln->acked_frames && !ln->owned_by_sender)
+        return 0; /* what the sender has put into the socket is not counted yet */
+    ln->come_frames = ln->acked_frames + count;
+    release_kept(ln);
+    return 1;
+}
+
+int lane_settle(lane *ln, uint32_t received, frame_queue *rest)
+{
+    out_frame *frame;
+    if (!lane_acknowledge(ln, received))
+        return 0;
+    *rest = ln->kept;
+    ln->kept = (frame_queue){0};
+    while ((frame = queue_pop(&ln->out.list)) != NULL)
+        queue_push(rest, frame);
+    ln->out.sent = 0;
+    ln->out_bytes = 0;
+    return 1;
+}
+
+static int has_more_than_heartbeats(const frame_queue *queue)
+{
+    const out_frame *frame = queue->head;
+    while (frame != NULL && frame->header.type == FRAME_HEARTBEAT)
+        frame = frame->next;
+    return frame != NULL;
+}
+
+int lane_is_owed(const lane *ln)
+{
+    if (ln->owned_by_sender && ln->out_bytes > 0)
+        return 1;
+    return has_more_than_heartbeats(&ln->kept) ||
+           (!ln->owned_by_sender && has_more_than_heartbeats(&ln->out.list));
+}
+
 void lane_close(lane *ln)
 {
     leave_sender(ln);
+    lane_forget_kept(ln);
     give_frames_back(ln);
     drop_unsent(ln, NULL);
     engine_remove(ln->engine, &ln->source);

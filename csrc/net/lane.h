@@ -11,10 +11,16 @@
  * a small buffer, so a stream of frames costs one system call each, small ones less. Where data
  * comes so slowly that the driver sleeps, it is woken for a large payload when all of it has come.
  *
+ * Where a lane's frames are to survive it (`keeps`), each that is in the socket stays in `kept`
+ * until the peer has told that it came: both ends count frames, and TCP keeps their order. Of a
+ * lane that is lost the peer tells the same count once more, over another lane; what lies behind it
+ * has not come and never will, and goes out again elsewhere.
+ *
  * Invariants. A header or payload is given to the handler once, whole, and only if its CRC is
  * correct. Frames given to lane_push are sent whole or the lane is dead. After lane_close nothing
- * is touched. Threading: under the engine's lock, except for the outbox while it is handed to the
- * sender (sender.h). Ownership: a frame's payload is borrowed until its release.
+ * is touched; of a lost lane nothing is read any more. Threading: under the engine's lock, except
+ * for the outbox while it is handed to the sender (sender.h). Ownership: a frame's payload is
+ * borrowed until its release.
  */
 #ifndef RINGCOMM_LANE_H
 #define RINGCOMM_LANE_H
@@ -33,6 +39,7 @@ typedef enum lane_state {
     LANE_NEW,
     LANE_OPEN,
     LANE_LEFT,     /* the peer has sent its last frame here */
+    LANE_LOST,     /* without a socket; what it has kept is to be settled (lane_settle) */
     LANE_DETACHED, /* arrivals are thrown away (lane_detach) */
     LANE_CLOSED
 } lane_state;
@@ -51,7 +58,8 @@ typedef struct rx_place {
 typedef struct lane_handler {
     rc_result (*begin)(lane *ln, const frame_header *h, rx_place *place);
     rc_result (*end)(lane *ln, const frame_header *h, rx_place *place);
-    void (*sent)(lane *ln, out_frame *frame); /* the frame is in the socket: release it */
+    void (*left)(lane *ln, out_frame *frame); /* it is in the socket, and kept; `sent` follows */
+    void (*sent)(lane *ln, out_frame *frame); /* it is in the socket, or has come: release it */
     void (*room)(lane *ln);                   /* pushed frames are sent: more can be pushed */
     void (*dead)(lane *ln);                   /* error holds why; close it or the communicator */
 } lane_handler;
@@ -67,6 +75,7 @@ typedef struct lane_health {
     uint64_t heard;              /* last_rx when it was looked at last */
     uint64_t silent;             /* time without arrivals while the peer lived */
     uint64_t stuck;              /* time in which nothing in flight was acknowledged */
+    uint64_t moved;              /* when something was, or nothing was in flight */
     uint64_t acked;              /* bytes acknowledged */
     uint64_t marks[2], times[2]; /* earlier values of acked and when; the older first */
     port_state port;             /* state of the port here */
@@ -94,6 +103,13 @@ struct lane {
     uint64_t beat_end;     /* `pushed` after the last heartbeat: no new one until that is sent */
     struct sender *sender; /* takes large frames, or NULL */
     int owned_by_sender;   /* the sender has the outbox now */
+    int keeps;             /* frames are kept until they have come */
+    frame_queue kept;      /* in the socket; not known to have come */
+    uint64_t acked_frames; /* given back, as they have come */
+    uint64_t come_frames;  /* have come: more than are given back while the sender has some */
+    uint64_t told_frames;  /* of received_frames, told to the peer last */
+    uint64_t untold_bytes; /* received since */
+    int is_settled;        /* a lost lane: what it had kept has come, or goes out again */
 
     uint8_t rbuf[LANE_RBUF_BYTES];
     size_t rbuf_start, rbuf_end;
@@ -149,7 +165,23 @@ void lane_ask_tcp(const lane *ln, uint64_t *retransmits, double *rtt);
 /* Makes the lane independent of memory that is not its own: copies the rest of a half-sent payload,
  * releases frames not begun, throws arrivals away. Afterwards only control frames may be pushed. */
 void lane_detach(lane *ln);
+/* Closes the socket and keeps the lane's frames, also those that are not sent. */
+void lane_lose(lane *ln);
+/* Releases the kept frames of which the peer says that they have come: so many, modulo 2^32, since
+ * the lane was opened. Returns 0 if that cannot be. */
+int lane_acknowledge(lane *ln, uint32_t received);
+/* Does so for a lost lane, the last time, and moves all other frames to rest, in order. */
+int lane_settle(lane *ln, uint32_t received, frame_queue *rest);
+/* Releases all kept frames, and keeps none from now on. */
+void lane_forget_kept(lane *ln);
+/* Returns 1 if frames but heartbeats wait for the peer to tell that they have come. */
+int lane_is_owed(const lane *ln);
 /* Releases the lane's frames through handler->sent and closes the socket. */
 void lane_close(lane *ln);
+/* Returns 1 if frames may be pushed. */
+static inline int lane_takes(const lane *ln)
+{
+    return ln->source.fd >= 0 && !ln->tx_closed;
+}
 
 #endif

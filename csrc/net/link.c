@@ -84,11 +84,17 @@ static lane *least_loaded(peer_link *ln)
     lane *best = NULL;
     for (int i = 0; i < ln->lane_count; i++) {
         lane *candidate = ln->lanes[i];
-        if (candidate->source.fd >= 0 && !candidate->tx_closed &&
-            (best == NULL || candidate->out_bytes < best->out_bytes))
+        if (lane_takes(candidate) && (best == NULL || candidate->out_bytes < best->out_bytes))
             best = candidate;
     }
     return best;
+}
+
+/* Returns 1 if the lane may be given a data frame. One that sends no more takes frames and drops
+ * them, as a peer that has left needs none; but where frames are kept it may be lost, not left. */
+static int may_get(const lane *l)
+{
+    return l->source.fd >= 0 && !(l->keeps && l->tx_closed);
 }
 
 /* Rates on which the choice of a lane rests; an unknown one counts as the fastest. */
@@ -102,9 +108,9 @@ static rates rates_of(const peer_link *ln)
     rates r = {0.0, 1};
     for (int i = 0; i < ln->lane_count; i++) {
         const lane *l = ln->lanes[i];
-        if (l->source.fd >= 0 && l->rate == 0.0)
+        if (may_get(l) && l->rate == 0.0)
             r.all_known = 0;
-        if (l->rate > r.fastest)
+        if (may_get(l) && l->rate > r.fastest)
             r.fastest = l->rate;
     }
     if (r.fastest == 0.0)
@@ -151,7 +157,7 @@ static lane *earliest_finish(peer_link *ln, uint64_t bytes, const rates *r)
     double best_time = 0.0, now = (double)clock_ns();
     for (int i = 0; i < ln->lane_count; i++) {
         lane *candidate = ln->lanes[i];
-        if (candidate->source.fd < 0)
+        if (!may_get(candidate))
             continue;
         if (should_reprobe(candidate, bytes, r)) {
             candidate->rate *= REPROBE_GAIN;
@@ -173,14 +179,14 @@ static lane *slower_lane_that_helps(peer_link *ln, uint64_t bytes, const rates *
 {
     double now = (double)clock_ns(), all_rates = 0.0, all_bytes = (double)ln->queued;
     for (int i = 0; i < ln->lane_count; i++)
-        if (ln->lanes[i]->source.fd >= 0) {
+        if (may_get(ln->lanes[i])) {
             all_rates += rate_of(ln->lanes[i], r);
             all_bytes += busy_for(ln->lanes[i], now, r) * rate_of(ln->lanes[i], r);
         }
     for (int i = 0; i < ln->lane_count; i++) {
         lane *l = ln->lanes[i];
         double rate = rate_of(l, r), busy = l->free_at - now;
-        if (l->source.fd < 0 || !lane_has_room(l) || busy > NEARLY_IDLE_MS * (double)CLOCK_MS)
+        if (!may_get(l) || !lane_has_room(l) || busy > NEARLY_IDLE_MS * (double)CLOCK_MS)
             continue;
         if (busy + (double)bytes / rate < (all_bytes - busy * rate) / (all_rates - rate))
             return l;
@@ -193,7 +199,7 @@ static lane *choose(peer_link *ln, uint64_t bytes)
 {
     if (ln->lane_count == 1) {
         lane *only = ln->lanes[0];
-        return only->source.fd >= 0 && only->out_bytes < SINGLE_LANE_BACKLOG ? only : NULL;
+        return may_get(only) && only->out_bytes < SINGLE_LANE_BACKLOG ? only : NULL;
     }
     rates r = rates_of(ln);
     lane *best = earliest_finish(ln, bytes, &r);
@@ -214,6 +220,37 @@ void link_queue(peer_link *ln, out_frame *frame)
         held_push(&ln->held, frame);
     else
         let_go(ln, frame);
+}
+
+void link_send_again(peer_link *ln, frame_queue *frames)
+{
+    if (frames->head == NULL)
+        return;
+    for (const out_frame *frame = frames->head; frame != NULL; frame = frame->next)
+        ln->queued += link_cost(&frame->header);
+    frames->tail->next = ln->queue.head;
+    if (ln->queue.tail == NULL)
+        ln->queue.tail = frames->tail;
+    ln->queue.head = frames->head;
+    *frames = (frame_queue){0};
+}
+
+int link_is_left(const peer_link *ln)
+{
+    int open = 0, keeps = 0;
+    for (int i = 0; i < ln->lane_count; i++) {
+        open += ln->lanes[i]->state == LANE_OPEN;
+        keeps |= ln->lanes[i]->keeps;
+    }
+    return ln->goodbyes > 0 && (open == 0 || (keeps && !ln->owes));
+}
+
+int link_has_lost(const peer_link *ln)
+{
+    int lost = 0;
+    for (int i = 0; i < ln->lane_count; i++)
+        lost += ln->lanes[i]->state == LANE_LOST;
+    return lost > 0;
 }
 
 void link_send(peer_link *ln, out_frame *frame)
@@ -239,7 +276,7 @@ void link_pump(peer_link *ln)
 int link_control(peer_link *ln, out_frame *frame, int lane_index)
 {
     lane *chosen = lane_index >= 0 ? ln->lanes[lane_index] : least_loaded(ln);
-    int usable = chosen != NULL && chosen->source.fd >= 0 && !chosen->tx_closed;
+    int usable = chosen != NULL && lane_takes(chosen);
     if (!usable || !ln->prepare(ln, frame)) {
         if (chosen == NULL)
             chosen = ln->lanes[0];

@@ -69,7 +69,10 @@ typedef struct peer_link {
     tag_table numbers;       /* of sends and receives to and from this peer; under the inbox lock */
     uint64_t last_alive_ns;  /* of the last sign of life seen (comm/lanes.c) */
     uint64_t alive_since_ns; /* since when signs of life came without a long pause */
+    int is_told;             /* it has this rank's goodbye, behind which nothing follows */
     int goodbyes;            /* lanes on which the peer said goodbye */
+    int owes, is_owed;       /* at the peer's goodbye, and at this rank's: 1 if frames that it needs
+                                may not have come (comm/recover.c) */
     uint64_t left_at;        /* its seq in the last goodbye: it calls no later collective */
 } peer_link;
 
@@ -88,6 +91,13 @@ void link_pump(peer_link *ln);
 /* Sends a control frame before all queued data; lane_index < 0: on the lane with the least to send.
  * Returns 0 if it was dropped: the lane is gone, or memory is short. */
 int link_control(peer_link *ln, out_frame *frame, int lane_index);
+/* Queues frames of a lost lane before all others, in their order. */
+void link_send_again(peer_link *ln, frame_queue *frames);
+/* Returns 1 if the peer has left: it has said so, and no lane may bring anything any more. Where
+ * frames are kept one goodbye is enough, as it comes behind all of them. */
+int link_is_left(const peer_link *ln);
+/* Returns 1 if a lane is lost. */
+int link_has_lost(const peer_link *ln);
 /* Notes what a frame of the peer says about its calls and its consumption. */
 void link_learn(peer_link *ln, const frame_header *h);
 /* Returns 1 if this rank's consumption should be reported, before the peer runs out of credit. */

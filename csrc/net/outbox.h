@@ -21,6 +21,7 @@
 #include <sys/uio.h>
 
 #include "../base/keyed.h"
+#include "../base/list.h"
 #include "../base/pool.h"
 #include "frame.h"
 
@@ -41,9 +42,14 @@ typedef struct out_frame {
     frame_header header;
     uint8_t header_bytes[FRAME_HEADER_BYTES];
     uint8_t sealed;         /* header_bytes are written */
+    uint8_t has_left;       /* was in a socket as a whole */
+    uint8_t is_recycled;    /* goes back to a free list, not to free() */
     const uint8_t *payload; /* header.length bytes */
     pool_buffer *buffer;    /* holds the payload, or NULL */
-    void *owner;            /* the work it belongs to, NULL for control frames */
+    uint8_t *copy;          /* holds it in memory of the frame's own, or NULL */
+    void *owner;            /* the work it belongs to, NULL for control frames, and for those that
+                               have left and need nothing of it */
+    list_node borrowed;     /* in the owner's list of frames that have left and need its memory */
     const void *encode_src; /* elements still to be encoded into a buffer, or NULL */
     uint64_t encode_count;
     uint8_t text[]; /* payload of control frames */

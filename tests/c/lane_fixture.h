@@ -73,7 +73,8 @@ static inline void on_dead(lane *ln)
     lane_close(ln);
 }
 
-static const lane_handler handler = {on_begin, on_end, on_sent, on_room, on_dead};
+static const lane_handler handler = {
+    .begin = on_begin, .end = on_end, .sent = on_sent, .room = on_room, .dead = on_dead};
 
 static inline fixture *open_on(const int pair[2])
 {

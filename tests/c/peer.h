@@ -25,6 +25,7 @@ typedef struct stage_options {
     uint32_t heartbeat_ms, peer_timeout_ms; /* 0: a minute, so that neither shows */
     uint32_t segment_bytes;                 /* 0: PEER_SEGMENT */
     int tcp;                                /* 1: connections over the loopback */
+    int recovers;
     int rails; /* 1: each lane is a rail of its own, named, and its port is watched (PEER_PORT) */
 } stage_options;
 
@@ -61,6 +62,7 @@ static inline stage stage_open(stage_options o)
     config.world_size = s.world_size;
     config.epoch = PEER_EPOCH;
     config.segment_bytes = o.segment_bytes ? o.segment_bytes : PEER_SEGMENT;
+    config.recovers = o.recovers;
     config.heartbeat_ms = o.heartbeat_ms ? o.heartbeat_ms : 60000;
     config.peer_timeout_ms = o.peer_timeout_ms ? o.peer_timeout_ms : 60000;
     CHECK_EQ(rc_engine_create(&s.engine, NULL), RC_OK);

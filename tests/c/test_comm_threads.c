@@ -54,6 +54,25 @@ static rc_work *submit_bulk(world *w, int rank, uint64_t count)
     return submit(w->comms[rank], &call);
 }
 
+/* One all-reduce of two ranks, with sums that are exact. */
+static void run_bulk(world *w, uint64_t count, int round, void (*meanwhile)(world *w))
+{
+    uint64_t wrong = 0;
+    for (uint64_t i = 0; i < count; i++)
+        for (int rank = 0; rank < 2; rank++)
+            data[rank][i] = (float)((i + (uint64_t)(round * rank)) % 1000);
+    rc_work *works[2] = {submit_bulk(w, 0, count), submit_bulk(w, 1, count)};
+    if (meanwhile != NULL)
+        meanwhile(w);
+    expect_done(works[0]);
+    expect_done(works[1]);
+    for (uint64_t i = 0; i < count; i++) {
+        float sum = (float)(i % 1000) + (float)((i + (uint64_t)round) % 1000);
+        wrong += data[0][i] != sum || data[1][i] != sum;
+    }
+    CHECK_EQ(wrong, 0);
+}
+
 /* As it is set by itself: small works are the driver's, long ones go to the sender. */
 static void long_works_by_themselves(void)
 {
@@ -63,26 +82,40 @@ static void long_works_by_themselves(void)
         w->comms[rank]->sender->least = 32 << 10;
         engine_unlock(w->engines[rank]);
     }
-    for (int round = 0; round < 10; round++) {
-        uint64_t count = round % 2 ? 100 : BULK;
-        for (uint64_t i = 0; i < count; i++)
-            for (int rank = 0; rank < 2; rank++)
-                data[rank][i] = (float)((i + (uint64_t)(round * rank)) % 1000);
-        rc_work *works[2] = {submit_bulk(w, 0, count), submit_bulk(w, 1, count)};
-        uint64_t wrong = 0;
-        expect_done(works[0]);
-        expect_done(works[1]);
-        for (uint64_t i = 0; i < count; i++) {
-            float sum = (float)(i % 1000) + (float)((i + (uint64_t)round) % 1000);
-            wrong += data[0][i] != sum || data[1][i] != sum;
-        }
-        CHECK_EQ(wrong, 0);
-    }
+    for (int round = 0; round < 10; round++)
+        run_bulk(w, round % 2 ? 100 : BULK, round, NULL);
     rc_comm_stats stats;
     rc_comm_stats_get(w->comms[0], &stats);
     CHECK_EQ(stats.threads, 2);
     CHECK(stats.engine_cpu_s > 0.0);
     world_close(w);
+}
+
+/* ---- lanes that are lost ---- */
+
+/* Ends the first lane of rank 0 that lives, as a network would. */
+static void cut_a_lane(world *w)
+{
+    const peer_link *ln = w->comms[0]->env.links[1];
+    usleep((unsigned)draw_below(&seed, 2000));
+    engine_lock(w->engines[0]);
+    for (int i = 0; i < ln->lane_count; i++)
+        if (ln->lanes[i]->state == LANE_OPEN) {
+            shutdown(ln->lanes[i]->source.fd, SHUT_RDWR);
+            break;
+        }
+    engine_unlock(w->engines[0]);
+}
+
+static void lanes_may_be_lost_while_it_sends(void)
+{
+    for (int trial = 0; trial < 8; trial++) {
+        world *w = world_open((world_options){
+            .size = 2, .lanes = 3, .tcp = 1, .threads = 2, .recovers = 1, .engines = trial % 2});
+        for (int round = 0; round < 6; round++)
+            run_bulk(w, round % 3 ? BULK : 5000, round, round % 3 == 1 ? cut_a_lane : NULL);
+        world_close(w);
+    }
 }
 
 /* ---- ends ---- */
@@ -195,6 +228,7 @@ int main(void)
         {"every_kind", every_kind},
         {"each_algorithm", each_algorithm},
         {"long_works_by_themselves", long_works_by_themselves},
+        {"lanes_may_be_lost_while_it_sends", lanes_may_be_lost_while_it_sends},
         {"abort_at_any_moment", abort_at_any_moment},
         {"freed_at_any_moment", freed_at_any_moment},
         {"forked_child_keeps_nothing", forked_child_keeps_nothing},

@@ -43,9 +43,10 @@ typedef struct world_options {
     int hosts;           /* with as many ranks each, in succession; 0: 1. If more, by RC_AUTO */
     const char *kernels; /* NULL: the fastest */
     uint32_t spin_us;
-    uint32_t threads;       /* 2: a sender, which takes frames of any size in any work */
-    rc_algorithm algorithm; /* RC_AUTO: the ring */
-    int send_buffer;        /* of each lane; 0: the system's */
+    uint32_t threads; /* 2: a sender, which takes frames of any size in any work */
+    int recovers;
+    rc_algorithm algorithm;                                /* RC_AUTO: the ring */
+    int send_buffer;                                       /* of each lane; 0: the system's */
     uint32_t segment_bytes, heartbeat_ms, peer_timeout_ms; /* 0: as rc_comm_config_init has them */
 } world_options;
 
@@ -76,6 +77,7 @@ static inline rc_comm_config world_config(const world_options *o, int rank)
     config.algorithm = o->hosts > 1 ? RC_AUTO : o->algorithm ? o->algorithm : RC_RING;
     config.spin_us = o->spin_us;
     config.threads = getenv("WORLD_THREADS") != NULL ? 2 : o->threads;
+    config.recovers = o->recovers;
     config.segment_bytes = o->segment_bytes ? o->segment_bytes : config.segment_bytes;
     config.heartbeat_ms = o->heartbeat_ms ? o->heartbeat_ms : config.heartbeat_ms;
     config.peer_timeout_ms = o->peer_timeout_ms ? o->peer_timeout_ms : config.peer_timeout_ms;

@@ -65,15 +65,39 @@ static void befall(world *w, const fault *f)
     }
 }
 
+static unsigned code_of(const fault *f)
+{
+    return 1U << (f->kind == FAULT_FLIP    ? RC_PROTOCOL
+                  : f->kind == FAULT_ABORT ? RC_ABORTED
+                                           : RC_PEER_LOST);
+}
+
+/* Notes the fault of a lane. Returns 1 if another of its link still lives, and carries on. */
+static int is_replaced(world *w, const fault *f)
+{
+    const lane_link *of = &w->of_lane[f->lane];
+    unsigned codes = 0;
+    int hurt = 0;
+    if (f->kind > FAULT_CLOSE || !of->group->is->config.recovers)
+        return 0;
+    w->hurt[f->lane] |= code_of(f);
+    for (int i = of->first; i < of->first + of->count; i++) {
+        hurt += w->hurt[i] != 0;
+        codes |= w->hurt[i];
+    }
+    if (hurt < of->count && f->kind != FAULT_CLOSE)
+        return 1;
+    w->codes |= codes; /* whichever of them ends it */
+    return 0;
+}
+
 /* Notes whom the fault makes a suspect. */
 static void suspect(world *w, const fault *f)
 {
-    if (f->kind < FAULT_HARMLESS)
+    if (f->kind < FAULT_HARMLESS || is_replaced(w, f))
         return;
     w->suspects |= 1U << f->process;
-    w->codes |= 1U << (f->kind == FAULT_FLIP    ? RC_PROTOCOL
-                       : f->kind == FAULT_ABORT ? RC_ABORTED
-                                                : RC_PEER_LOST);
+    w->codes |= code_of(f);
     if (f->kind == FAULT_CLOSE)
         w->codes |= 1U << RC_SYSTEM;
     if (f->kind < FAULT_KILL)

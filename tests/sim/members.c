@@ -4,13 +4,14 @@
 
 #include "state.h"
 
-enum { LEAVE_MS = 1000 };
+enum { LEAVE_MS = 3000 };
 
 static void join_ranks(world *w, group *g, int a, int b)
 {
     for (int lane = 0; lane < g->is->rails * g->is->lanes; lane++) {
         int fds[2], rail = lane / g->is->lanes;
-        os_lane(g->is->process[a], g->is->process[b], &g->is->wire[rail], fds);
+        int number = os_lane(g->is->process[a], g->is->process[b], &g->is->wire[rail], fds);
+        w->of_lane[number] = (lane_link){number - lane, g->is->rails * g->is->lanes, g};
         check(w, rc_comm_add_lane(g->members[a].comm, b, rail, fds[0], 0.0), "add_lane");
         check(w, rc_comm_add_lane(g->members[b].comm, a, rail, fds[1], 0.0), "add_lane");
     }

@@ -37,9 +37,17 @@ typedef struct group {
     ledger ledger;
 } group;
 
+/* The link that a lane is of: its lanes have following numbers. */
+typedef struct lane_link {
+    int first, count;
+    const group *group;
+} lane_link;
+
 typedef struct world {
     job job;
     uint64_t began, quiet_at;
+    lane_link of_lane[OS_MOST_LANES];
+    unsigned hurt[OS_MOST_LANES];     /* codes of what befell each lane */
     uint64_t calls_at[OS_MOST_RANKS]; /* its next call, at the earliest; by process, as the next */
     uint64_t due[OS_MOST_RANKS];      /* when its program wants a turn */
     int turn, failed;

@@ -1,0 +1,181 @@
+/* recover.c - lanes that are lost while others to the same peer live. See inside.h and net/lane.h.
+ *
+ *     here   a lane dies ---> lane_lose, LANE_DOWN by another lane: so many frames came here
+ *     peer   lane_lose <----- the same back; what did not come goes out again, by other lanes
+ *
+ * Each end gives a lane up once and for good, and tells so once: from then on it reads nothing more
+ * of it, so the count that it tells is final. The other end releases as many of the frames that it
+ * has kept, and sends all that come after them again. So a frame is applied once, whatever was on
+ * its way; one that was half there is forgotten (work_abandon).
+ *
+ * What a frame still needs is its payload as it was. One that goes out again has it for itself; one
+ * that is only kept may have it in the caller's memory until its work ends (work_env_keep). That
+ * does not change before: a work overwrites a part of its source only with a result that could not
+ * be without it.
+ *
+ * Invariant. Who says goodbye to a peer owes it no frame, or says that it may; so after a goodbye
+ * no lane is recovered.
+ */
+#include "../base/error.h"
+#include "inside.h"
+
+/* ---- what has come ---- */
+
+rc_result comm_learn_received(rc_comm *c, lane *l, const frame_header *h)
+{
+    const peer_link *ln = l->link;
+    if (h->segment != 0 && !lane_acknowledge(l, h->segment)) /* 0: it is not about this lane */
+        return comm_fail_text(c, RC_PROTOCOL, ln->peer,
+                              "rank %d says that frames came which were not sent", ln->peer);
+    if (h->flags & FRAME_ASKS)
+        comm_send_control(c, l->link, FRAME_HEARTBEAT, c->called, 0, 0, l->index);
+    return RC_OK;
+}
+
+/* ---- a lane that is lost ---- */
+
+void comm_drop_half_received(rc_comm *c, lane *l)
+{
+    pool_return(c->env.buffers, l->rx_place.buffer);
+    l->rx_place = (rx_place){0};
+}
+
+/* Forgets a frame of which a part has come. */
+static void abandon_half_received(rc_comm *c, lane *l)
+{
+    peer_link *ln = l->link;
+    if (!l->in_payload)
+        return;
+    l->in_payload = 0;
+    if (l->rx_place.owner != NULL)
+        work_abandon(l->rx_place.owner, &l->rx, &l->rx_place);
+    else if (l->rx.type == FRAME_DATA)
+        ln->early_bytes -= link_cost(&l->rx);
+    comm_drop_half_received(c, l);
+}
+
+int comm_has_another(const lane *l)
+{
+    const peer_link *ln = l->link;
+    for (int i = 0; i < ln->lane_count; i++) {
+        const lane *other = ln->lanes[i];
+        if (other != l && other->state == LANE_OPEN && lane_takes(other) && !other->health.lost)
+            return 1;
+    }
+    return 0;
+}
+
+int comm_give_up_lane(rc_comm *c, lane *l)
+{
+    if (c->state != COMM_RUNNING || !l->keeps || l->state != LANE_OPEN || !comm_has_another(l))
+        return 0;
+    const peer_link *ln = l->link;
+    if (ln->is_told) {
+        lane_close(l);
+        return 1;
+    }
+    abandon_half_received(c, l);
+    lane_lose(l);
+    if (!comm_tell_lane_down(c, l))
+        comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory to tell that a lane is lost");
+    link_pump(l->link);
+    return 1;
+}
+
+/* ---- what goes out again ---- */
+
+static int is_needed(const out_frame *frame)
+{
+    frame_type type = (frame_type)frame->header.type;
+    return type == FRAME_DATA || type == FRAME_CALL || type == FRAME_LANE_DOWN;
+}
+
+/* Readies a data frame to go out again. Returns RC_NO_MEMORY or RC_OK. */
+static rc_result ready_again(rc_comm *c, out_frame *frame)
+{
+    rc_work *w = frame->owner;
+    if (frame->payload == NULL && frame->header.length > 0)
+        return RC_NO_MEMORY;
+    if (frame->has_left) {
+        RC_TRY(work_env_own(&c->env, frame));
+        if (w != NULL)
+            comm_finish_complete(c, w);
+    }
+    frame_seal(frame);
+    return RC_OK;
+}
+
+static rc_result send_again(rc_comm *c, peer_link *ln, frame_queue *rest)
+{
+    frame_queue data = {0};
+    out_frame *frame;
+    rc_result result = RC_OK;
+    while ((frame = queue_pop(rest)) != NULL)
+        if (!is_needed(frame)) {
+            work_env_release(&c->env, frame);
+        } else if (frame->header.type != FRAME_DATA) {
+            frame->sealed = 0;
+            link_control(ln, frame, -1);
+        } else {
+            queue_push(&data, frame);
+            if (ready_again(c, frame) != RC_OK)
+                result = RC_NO_MEMORY;
+        }
+    c->has_asked = 0;
+    link_send_again(ln, &data);
+    link_pump(ln);
+    return result;
+}
+
+rc_result comm_hear_lane_down(rc_comm *c, const lane *by, const frame_header *h)
+{
+    peer_link *ln = by->link;
+    frame_queue rest = {0};
+    lane *l = h->chunk < (uint32_t)ln->lane_count ? ln->lanes[h->chunk] : NULL;
+    if (l == NULL || l == by || !c->config.recovers)
+        return comm_fail_text(c, RC_PROTOCOL, ln->peer,
+                              "rank %d has given up lane %u, which is none", ln->peer, h->chunk);
+    comm_give_up_lane(c, l);
+    if (l->state != LANE_LOST || l->is_settled)
+        return RC_OK;
+    if (!lane_settle(l, h->segment, &rest))
+        return comm_fail_text(c, RC_PROTOCOL, ln->peer,
+                              "rank %d says that frames came which were not sent", ln->peer);
+    l->is_settled = 1;
+    if (send_again(c, ln, &rest) != RC_OK)
+        return comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory to send a frame again");
+    return RC_OK;
+}
+
+/* ---- ends ---- */
+
+void comm_forget_kept(rc_comm *c, peer_link *ln)
+{
+    out_frame *frame;
+    for (int i = 0; i < ln->lane_count; i++) {
+        lane *l = ln->lanes[i];
+        if (l->state == LANE_OPEN)
+            lane_move(l, LANE_LEFT); /* its goodbye may be lost */
+        if (l->state == LANE_LOST)
+            lane_close(l);
+        else if (l->keeps)
+            lane_forget_kept(l);
+    }
+    frame_queue again = ln->queue;
+    ln->queue = (frame_queue){0};
+    while ((frame = queue_pop(&again)) != NULL)
+        if (frame->has_left) {
+            ln->queued -= link_cost(&frame->header);
+            work_env_release(&c->env, frame);
+        } else {
+            queue_push(&ln->queue, frame);
+        }
+}
+
+int comm_owes(const peer_link *ln)
+{
+    int owes = 0;
+    for (int i = 0; i < ln->lane_count; i++)
+        owes |= ln->lanes[i]->keeps && (lane_is_owed(ln->lanes[i]) || ln->queue.head != NULL);
+    return owes && !link_is_left(ln);
+}

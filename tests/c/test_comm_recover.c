@@ -1,0 +1,248 @@
+/* test_comm_recover.c - a lane that is lost while another one lives, frame by frame: what is told,
+ * what goes out again, and what is waited for.
+ */
+#include <string.h>
+
+#include "peer.h"
+
+enum { SEGMENTS = 10, PER_SEGMENT = PEER_SEGMENT / 4, ALL = SEGMENTS * PER_SEGMENT };
+
+static float data[ALL];
+
+static stage open_two_lanes(void)
+{
+    return stage_open((stage_options){.lanes = 2, .recovers = 1});
+}
+
+/* ---- what this rank sends ---- */
+
+/* Frames that came at the far ends, by lane: how many, and the segments of the data frames. */
+typedef struct seen {
+    int count[2], data[2], before_data[2];
+    uint32_t segment[2][SEGMENTS];
+} seen;
+
+static void see_frame(const stage *s, int lane, seen *what, const float *expected)
+{
+    uint8_t payload[PEER_SEGMENT];
+    frame_header h;
+    if (!watch_frame(s->far[1][lane], &h, payload))
+        return;
+    what->count[lane]++;
+    if (h.type != FRAME_DATA)
+        return;
+    if (what->data[lane] == 0)
+        what->before_data[lane] = what->count[lane] - 1;
+    what->segment[lane][what->data[lane]++] = h.segment;
+    CHECK(memcmp(payload, expected + (size_t)h.segment * PER_SEGMENT, h.length) == 0);
+}
+
+/* Sees all segments of a broadcast. */
+static void see_all(const stage *s, seen *what, const float *expected)
+{
+    while (what->data[0] + what->data[1] < SEGMENTS) {
+        int lane = readable(s->far[1][0], 1) ? 0 : 1;
+        if (lane == 1 && !readable(s->far[1][1], 1))
+            continue;
+        see_frame(s, lane, what, expected);
+    }
+}
+
+static rc_work *broadcast_all(stage *s)
+{
+    rc_call call = small_call(RC_BROADCAST, data, ALL);
+    frame_header h = control_header(FRAME_CALL, 0);
+    h.fingerprint = fingerprint_of(&call);
+    play(s->far[1][0], h, NULL); /* so that all of it may leave */
+    for (int i = 0; i < ALL; i++)
+        data[i] = (float)i;
+    return submit(s->comm, &call);
+}
+
+static void play_down(int fd, uint32_t lane, uint32_t count)
+{
+    frame_header h = control_header(FRAME_LANE_DOWN, 0);
+    h.chunk = lane;
+    h.segment = count;
+    play(fd, h, NULL);
+}
+
+/* All but the first frame of the lane that dies, from memory that the caller has used again. */
+static void what_did_not_come_goes_out_again(void)
+{
+    static float sent[ALL];
+    seen first = {0};
+    uint8_t payload[PEER_SEGMENT];
+    frame_header h;
+    stage s = open_two_lanes();
+    expect_done(broadcast_all(&s));
+    memcpy(sent, data, sizeof sent);
+    memset(data, 0xee, sizeof data);
+    see_all(&s, &first, sent);
+    int dies = first.data[0] > first.data[1] ? 0 : 1, lives = !dies;
+    close(s.far[1][dies]);
+    s.far[1][dies] = -1;
+    watch_for(s.far[1][lives], FRAME_LANE_DOWN, &h, payload);
+    CHECK_EQ(h.chunk, dies);
+    CHECK_EQ(h.segment, dies == 0 ? 1 : 0); /* the call came by lane 0 */
+    play_down(s.far[1][lives], (uint32_t)dies, (uint32_t)first.before_data[dies] + 1);
+    for (int i = 1; i < first.data[dies]; i++) {
+        watch_for(s.far[1][lives], FRAME_DATA, &h, payload);
+        CHECK_EQ(h.segment, first.segment[dies][i]);
+        CHECK(memcmp(payload, sent + (size_t)h.segment * PER_SEGMENT, h.length) == 0);
+    }
+    CHECK(!readable(s.far[1][lives], 20));
+    stage_close(&s);
+}
+
+/* Of the far end's word alone: the lane here seems well. */
+static void the_peer_may_see_it_first(void)
+{
+    seen first = {0};
+    uint8_t payload[PEER_SEGMENT];
+    frame_header h;
+    stage s = open_two_lanes();
+    expect_done(broadcast_all(&s));
+    see_all(&s, &first, data);
+    play_down(s.far[1][1], 0, (uint32_t)first.count[0]);
+    watch_for(s.far[1][1], FRAME_LANE_DOWN, &h, payload);
+    CHECK_EQ(h.chunk, 0);
+    CHECK_EQ(h.segment, 1);
+    CHECK(!readable(s.far[1][1], 20)); /* all had come */
+    CHECK(!watch_frame(s.far[1][0], &h, payload));
+    play_down(s.far[1][1], 0, (uint32_t)first.count[0]); /* again: that changes nothing */
+    CHECK(!readable(s.far[1][1], 20));
+    stage_close(&s);
+}
+
+/* ---- what this rank receives ---- */
+
+/* A frame of which a part came by the dead lane, or whose payload came damaged there. */
+static void a_frame_that_did_not_come_whole_comes_again(void)
+{
+    for (int damaged = 0; damaged < 2; damaged++) {
+        static float got[PER_SEGMENT], theirs[PER_SEGMENT];
+        uint8_t wire[FRAME_HEADER_BYTES + PEER_SEGMENT], payload[PEER_SEGMENT];
+        stage s = open_two_lanes();
+        rc_call call = small_call(RC_RECV, got, PER_SEGMENT);
+        call.root = 1;
+        rc_work *work = submit(s.comm, &call);
+        frame_header h = data_header(&call, 0), told;
+        h.length = PEER_SEGMENT;
+        for (int i = 0; i < PER_SEGMENT; i++)
+            theirs[i] = (float)(i + 1);
+        frame_encode(wire, &h, theirs);
+        memcpy(wire + FRAME_HEADER_BYTES, theirs, sizeof theirs);
+        wire[FRAME_HEADER_BYTES + 5] ^= 8;
+        play_bytes(s.far[1][0], wire, sizeof wire - !damaged);
+        if (!damaged) {
+            wait_until_read(&s, 1, 0, sizeof wire - 1);
+            close(s.far[1][0]);
+            s.far[1][0] = -1;
+        }
+        watch_for(s.far[1][1], FRAME_LANE_DOWN, &told, payload);
+        CHECK_EQ(told.segment, 0);
+        play_down(s.far[1][1], 0, 0);
+        play(s.far[1][1], h, theirs);
+        expect_done(work);
+        CHECK(memcmp(got, theirs, sizeof got) == 0);
+        stage_close(&s);
+    }
+}
+
+static void the_last_lane_is_not_given_up(void)
+{
+    stage s = open_two_lanes();
+    rc_call call = small_call(RC_ALLREDUCE, data, 1);
+    rc_work *work = submit(s.comm, &call);
+    hang_up(&s, 1);
+    expect_failure(work, RC_PEER_LOST, "rank 1 is lost");
+    stage_close(&s);
+}
+
+static void nonsense_is_refused(void)
+{
+    for (int kind = 0; kind < 4; kind++) {
+        stage s = open_two_lanes();
+        rc_call call = small_call(RC_ALLREDUCE, data, 1);
+        rc_work *work = submit(s.comm, &call);
+        frame_header h = control_header(FRAME_HEARTBEAT, 0);
+        h.segment = 100;
+        if (kind == 3)
+            play(s.far[1][1], h, NULL); /* so many frames did not go there */
+        else
+            play_down(s.far[1][1], (uint32_t)kind, kind == 0 ? 100 : 0); /* 1: its own lane */
+        expect_failure(work, RC_PROTOCOL, "rank 1");
+        stage_close(&s);
+    }
+}
+
+/* ---- what is waited for ---- */
+
+/* Returns the next heartbeat that asks. */
+static void watch_for_question(int fd)
+{
+    uint8_t payload[PEER_SEGMENT];
+    frame_header h = {0};
+    while (!(h.flags & FRAME_ASKS) && watch_for(fd, FRAME_HEARTBEAT, &h, payload))
+        continue;
+}
+
+static void who_leaves_waits_for_word(void)
+{
+    for (int answers = 0; answers < 2; answers++) {
+        seen all = {0};
+        uint8_t payload[PEER_SEGMENT];
+        frame_header h;
+        stage s = open_two_lanes();
+        expect_done(broadcast_all(&s));
+        see_all(&s, &all, data);
+        CHECK_EQ(rc_comm_leave(s.comm, 1), RC_AGAIN);
+        for (int lane = 0; lane < 2; lane++) {
+            watch_for_question(s.far[1][lane]);
+            CHECK(!readable(s.far[1][lane], 10)); /* no goodbye behind it */
+            h = control_header(FRAME_HEARTBEAT, 1);
+            h.segment = (uint32_t)all.count[lane] + 1;
+            if (answers)
+                play(s.far[1][lane], h, NULL);
+        }
+        if (!answers)
+            rc_comm_close(s.comm, 0);
+        while (!readable(s.far[1][0], 0) || !readable(s.far[1][1], 0))
+            CHECK_EQ(rc_comm_leave(s.comm, 1), RC_AGAIN);
+        for (int lane = 0; lane < 2; lane++) {
+            watch_for(s.far[1][lane], FRAME_GOODBYE, &h, payload);
+            CHECK_EQ(h.segment, !answers);
+        }
+        stage_close(&s);
+    }
+}
+
+static void a_question_is_answered(void)
+{
+    uint8_t payload[PEER_SEGMENT];
+    stage s = open_two_lanes();
+    frame_header h = control_header(FRAME_HEARTBEAT, 0);
+    play(s.far[1][1], h, NULL);
+    h.flags = FRAME_ASKS;
+    play(s.far[1][1], h, NULL);
+    watch_for(s.far[1][1], FRAME_HEARTBEAT, &h, payload);
+    CHECK_EQ(h.segment, 2);
+    CHECK_EQ(h.flags, 0);
+    stage_close(&s);
+}
+
+int main(void)
+{
+    static const check_test tests[] = {
+        {"what_did_not_come_goes_out_again", what_did_not_come_goes_out_again},
+        {"the_peer_may_see_it_first", the_peer_may_see_it_first},
+        {"a_frame_that_did_not_come_whole_comes_again",
+         a_frame_that_did_not_come_whole_comes_again},
+        {"the_last_lane_is_not_given_up", the_last_lane_is_not_given_up},
+        {"nonsense_is_refused", nonsense_is_refused},
+        {"who_leaves_waits_for_word", who_leaves_waits_for_word},
+        {"a_question_is_answered", a_question_is_answered},
+    };
+    return check_run(tests, CHECK_COUNT(tests));
+}
