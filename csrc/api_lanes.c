@@ -50,6 +50,36 @@ rc_result rc_comm_watch_ports(rc_comm *comm, int fd)
     return RC_INVALID_ARGUMENT;
 }
 
+static int is_lane(const rc_comm *comm, int peer, int lane)
+{
+    return comm != NULL && !is_forked(comm->engine) && peer >= 0 && peer < comm->env.world_size &&
+           peer != comm->env.rank && lane >= 0 && lane < comm->link_storage[peer].lane_count;
+}
+
+rc_result rc_comm_drop_lane(rc_comm *comm, int peer, int lane, rc_lane_mark *out)
+{
+    if (!is_lane(comm, peer, lane) || out == NULL)
+        return RC_INVALID_ARGUMENT;
+    engine_lock(comm->engine);
+    rc_result result = comm_drop_lane(comm, peer, lane, out);
+    engine_unlock(comm->engine);
+    return result;
+}
+
+rc_result rc_comm_renew_lane(rc_comm *comm, int peer, int lane, int fd, const rc_lane_mark *ours,
+                             const rc_lane_mark *theirs)
+{
+    if (!is_lane(comm, peer, lane) || fd < 0 || ours == NULL || theirs == NULL) {
+        if (fd >= 0)
+            close(fd);
+        return RC_INVALID_ARGUMENT;
+    }
+    engine_lock(comm->engine);
+    rc_result result = comm_renew_lane(comm, peer, lane, fd, ours, theirs);
+    engine_unlock(comm->engine);
+    return result;
+}
+
 /* ---- counters ---- */
 
 void rc_comm_stats_get(rc_comm *comm, rc_comm_stats *out)
@@ -82,7 +112,9 @@ static rc_lane_stats lane_stats(const lane *l)
                            .received_bytes = l->received_bytes,
                            .sent_frames = l->sent_frames,
                            .received_frames = l->received_frames,
-                           .rate = l->rate * 1e9};
+                           .rate = l->rate * 1e9,
+                           .made = l->made,
+                           .is_lost = l->state == LANE_LOST};
     lane_ask_tcp(l, &stats.retransmits, &stats.rtt_s);
     return stats;
 }
@@ -98,6 +130,28 @@ int rc_comm_lane_stats(rc_comm *comm, rc_lane_stats *out, int capacity)
         for (int i = 0; i < ln->lane_count; i++, count++)
             if (count < capacity)
                 out[count] = lane_stats(ln->lanes[i]);
+    }
+    engine_unlock(comm->engine);
+    return count;
+}
+
+int rc_comm_lost_lanes(rc_comm *comm, int32_t *peers, int32_t *lanes, int capacity)
+{
+    int count = 0;
+    if (is_forked(comm->engine))
+        return 0;
+    engine_lock(comm->engine);
+    for (int rank = 0; rank < comm->env.world_size; rank++) {
+        const peer_link *ln = &comm->link_storage[rank];
+        for (int i = 0; i < ln->lane_count; i++) {
+            if (ln->lanes[i]->state != LANE_LOST)
+                continue;
+            if (count < capacity) {
+                peers[count] = rank;
+                lanes[count] = i;
+            }
+            count++;
+        }
     }
     engine_unlock(comm->engine);
     return count;

@@ -84,7 +84,7 @@ struct rc_comm {
 };
 
 /* Implement rc_comm_create, _share, _add_lane, _name_rail, _watch_ports, _start, _abort, _leave,
- * _close, _free and rc_submit, once api*.c has checked the arguments. */
+ * _close, _free, _drop_lane, _renew_lane and rc_submit, once api*.c has checked the arguments. */
 rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *config);
 rc_result comm_share(rc_comm *c, const int32_t *hosts, int fd);
 rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per_s);
@@ -96,6 +96,9 @@ void comm_abort(rc_comm *c, const char *reason);
 rc_result comm_leave(rc_comm *c, int timeout_ms);
 rc_result comm_close(rc_comm *c, int timeout_ms);
 void comm_free(rc_comm *c);
+rc_result comm_drop_lane(rc_comm *c, int peer, int index, rc_lane_mark *out);
+rc_result comm_renew_lane(rc_comm *c, int peer, int index, int fd, const rc_lane_mark *ours,
+                          const rc_lane_mark *theirs);
 
 /* Give pipe/ what it needs of a communicator, none of which changes once that has started. */
 rc_engine *comm_engine(const rc_comm *c);

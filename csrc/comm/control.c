@@ -20,7 +20,7 @@ static uint32_t told_frames(lane *l)
 {
     l->told_frames = l->received_frames;
     l->untold_bytes = 0;
-    return (uint32_t)l->received_frames;
+    return lane_received(l);
 }
 
 int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
@@ -56,7 +56,7 @@ int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
     return link_control(ln, frame, lane);
 }
 
-int comm_tell_lane_down(rc_comm *c, const lane *l)
+int comm_tell_lane_down(rc_comm *c, const lane *l, uint16_t made, uint32_t received)
 {
     out_frame *frame = calloc(1, sizeof *frame);
     if (frame == NULL)
@@ -65,7 +65,8 @@ int comm_tell_lane_down(rc_comm *c, const lane *l)
     frame->header = (frame_header){.type = FRAME_LANE_DOWN,
                                    .epoch = c->config.epoch,
                                    .chunk = (uint32_t)l->index,
-                                   .segment = (uint32_t)l->received_frames};
+                                   .step = made,
+                                   .segment = received};
     return link_control(l->link, frame, -1);
 }
 

@@ -42,9 +42,9 @@ int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
 /* Sends a last frame on every lane to a peer: a lane's end, which may be seen first, must not come
  * without it. */
 void comm_send_on_all_lanes(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq);
-/* Tells the peer, over another lane, that this one is given up, and what has come by it. Returns 0
- * if that was dropped. */
-int comm_tell_lane_down(rc_comm *c, const lane *l);
+/* Tells the peer, over another lane, that a connection of this one is given up, and how many frames
+ * have come by it. Returns 0 if that was dropped. */
+int comm_tell_lane_down(rc_comm *c, const lane *l, uint16_t made, uint32_t received);
 /* Tell the peer what has come on a lane, if that is due; and at the end of a work, of which a rank
  * that is later may wait for that, if it is much. */
 void comm_tell_received(rc_comm *c, lane *l);
@@ -159,6 +159,10 @@ rc_result comm_learn_received(rc_comm *c, lane *l, const frame_header *h);
 int comm_has_another(const lane *l);
 /* Gives up a lane whose frames can go on over another one. Returns 0 if they cannot. */
 int comm_give_up_lane(rc_comm *c, lane *l);
+/* Tells the peer of lanes that are lost, as far as it does not know. */
+void comm_tell_lost_lanes(rc_comm *c, peer_link *ln);
+/* Opens a lane over a socket, which is closed if that fails. */
+rc_result comm_open_lane(rc_comm *c, lane *l, int fd);
 /* Takes the peer's word that it has given up a lane, and what had come there; sends the rest again.
  */
 rc_result comm_hear_lane_down(rc_comm *c, const lane *by, const frame_header *h);

@@ -255,6 +255,7 @@ static int wants_signs(const peer_link *ln)
 static void beat(rc_comm *c, peer_link *ln, uint64_t now)
 {
     comm_announce_again(c, ln);
+    comm_tell_lost_lanes(c, ln);
     int asks = wants_signs(ln);
     for (int i = 0; i < ln->lane_count; i++) {
         lane *l = ln->lanes[i];

@@ -112,6 +112,7 @@ rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per
     l->link = ln;
     l->rail = rail;
     l->index = ln->lane_count;
+    l->made = 1;
     l->peer = peer;
     l->rate = bytes_per_s * 1e-9;
     l->source.fd = fd;
@@ -158,16 +159,6 @@ uint64_t comm_spin(const rc_comm *c)
     return c->config.spin_us * CLOCK_US;
 }
 
-static rc_result open_lane(rc_comm *c, const peer_link *ln, lane *l)
-{
-    RC_TRY(lane_open(l, l->source.fd, c->config.segment_bytes, c->config.epoch));
-    l->sender = c->sender;
-    l->keeps = c->config.recovers && ln->lane_count > 1;
-    if (ln->lane_count > 1)
-        lane_stripe(l);
-    return RC_OK;
-}
-
 rc_result comm_start(rc_comm *c)
 {
     rc_result result = RC_OK;
@@ -180,7 +171,7 @@ rc_result comm_start(rc_comm *c)
     for (int rank = 0; rank < c->env.world_size; rank++) {
         peer_link *ln = c->env.links[rank];
         for (int i = 0; ln != NULL && i < ln->lane_count; i++)
-            if (open_lane(c, ln, ln->lanes[i]) != RC_OK)
+            if (comm_open_lane(c, ln->lanes[i], ln->lanes[i]->source.fd) != RC_OK)
                 result = RC_SYSTEM;
     }
     comm_open_ports(c);

@@ -16,6 +16,8 @@
  * Invariant. Who says goodbye to a peer owes it no frame, or says that it may; so after a goodbye
  * no lane is recovered.
  */
+#include <unistd.h>
+
 #include "../base/error.h"
 #include "inside.h"
 
@@ -65,20 +67,29 @@ int comm_has_another(const lane *l)
     return 0;
 }
 
+void comm_tell_lost_lanes(rc_comm *c, peer_link *ln)
+{
+    for (int i = 0; i < ln->lane_count; i++) {
+        lane *l = ln->lanes[i];
+        if (l->state == LANE_LOST && !l->is_told)
+            l->is_told = comm_tell_lane_down(c, l, (uint16_t)l->made, lane_received(l));
+    }
+}
+
 int comm_give_up_lane(rc_comm *c, lane *l)
 {
-    if (c->state != COMM_RUNNING || !l->keeps || l->state != LANE_OPEN || !comm_has_another(l))
+    peer_link *ln = l->link;
+    int may = comm_has_another(l) || c->config.recovers > 1;
+    if (c->state != COMM_RUNNING || !l->keeps || l->state != LANE_OPEN || !may)
         return 0;
-    const peer_link *ln = l->link;
     if (ln->is_told) {
         lane_close(l);
         return 1;
     }
     abandon_half_received(c, l);
     lane_lose(l);
-    if (!comm_tell_lane_down(c, l))
-        comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory to tell that a lane is lost");
-    link_pump(l->link);
+    comm_tell_lost_lanes(c, ln);
+    link_pump(ln);
     return 1;
 }
 
@@ -86,8 +97,15 @@ int comm_give_up_lane(rc_comm *c, lane *l)
 
 static int is_needed(const out_frame *frame)
 {
-    frame_type type = (frame_type)frame->header.type;
-    return type == FRAME_DATA || type == FRAME_CALL || type == FRAME_LANE_DOWN;
+    return frame->header.type == FRAME_DATA || frame->header.type == FRAME_CALL;
+}
+
+/* Has the peer be told again that a lane is lost. */
+static void tell_again(const peer_link *ln, const frame_header *h)
+{
+    lane *l = ln->lanes[h->chunk];
+    if (h->step == (uint16_t)l->made)
+        l->is_told = 0;
 }
 
 /* Readies a data frame to go out again. Returns RC_NO_MEMORY or RC_OK. */
@@ -111,7 +129,10 @@ static rc_result send_again(rc_comm *c, peer_link *ln, frame_queue *rest)
     out_frame *frame;
     rc_result result = RC_OK;
     while ((frame = queue_pop(rest)) != NULL)
-        if (!is_needed(frame)) {
+        if (frame->header.type == FRAME_LANE_DOWN) {
+            tell_again(ln, &frame->header);
+            work_env_release(&c->env, frame);
+        } else if (!is_needed(frame)) {
             work_env_release(&c->env, frame);
         } else if (frame->header.type != FRAME_DATA) {
             frame->sealed = 0;
@@ -122,28 +143,105 @@ static rc_result send_again(rc_comm *c, peer_link *ln, frame_queue *rest)
                 result = RC_NO_MEMORY;
         }
     c->has_asked = 0;
+    comm_tell_lost_lanes(c, ln);
     link_send_again(ln, &data);
     link_pump(ln);
     return result;
 }
 
-rc_result comm_hear_lane_down(rc_comm *c, const lane *by, const frame_header *h)
+/* Sends again what the peer has not got of a lost lane, by its count. Fails if that cannot be. */
+static rc_result settle_lane(rc_comm *c, lane *l, uint32_t received)
 {
-    peer_link *ln = by->link;
+    peer_link *ln = l->link;
     frame_queue rest = {0};
-    lane *l = h->chunk < (uint32_t)ln->lane_count ? ln->lanes[h->chunk] : NULL;
-    if (l == NULL || l == by || !c->config.recovers)
-        return comm_fail_text(c, RC_PROTOCOL, ln->peer,
-                              "rank %d has given up lane %u, which is none", ln->peer, h->chunk);
-    comm_give_up_lane(c, l);
-    if (l->state != LANE_LOST || l->is_settled)
+    if (l->is_settled)
         return RC_OK;
-    if (!lane_settle(l, h->segment, &rest))
+    if (!lane_settle(l, received, &rest))
         return comm_fail_text(c, RC_PROTOCOL, ln->peer,
                               "rank %d says that frames came which were not sent", ln->peer);
     l->is_settled = 1;
     if (send_again(c, ln, &rest) != RC_OK)
         return comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory to send a frame again");
+    return RC_OK;
+}
+
+rc_result comm_hear_lane_down(rc_comm *c, const lane *by, const frame_header *h)
+{
+    const peer_link *ln = by->link;
+    lane *l = h->chunk < (uint32_t)ln->lane_count ? ln->lanes[h->chunk] : NULL;
+    if (l == NULL || l == by || !c->config.recovers)
+        return comm_fail_text(c, RC_PROTOCOL, ln->peer,
+                              "rank %d has given up lane %u, which is none", ln->peer, h->chunk);
+    int16_t later = (int16_t)(h->step - (uint16_t)l->made);
+    if (later > 0) { /* a connection that is not taken over here, and now never will be */
+        l->ticket++;
+        comm_tell_lane_down(c, l, h->step, 0);
+    }
+    if (later != 0)
+        return RC_OK;
+    comm_give_up_lane(c, l);
+    return l->state == LANE_LOST ? settle_lane(c, l, h->segment) : RC_OK;
+}
+
+/* ---- a lane that is made anew ---- */
+
+rc_result comm_open_lane(rc_comm *c, lane *l, int fd)
+{
+    const peer_link *ln = l->link;
+    RC_TRY(lane_open(l, fd, c->config.segment_bytes, c->config.epoch));
+    l->sender = c->sender;
+    l->keeps = c->config.recovers > 1 || (c->config.recovers && ln->lane_count > 1);
+    if (ln->lane_count > 1)
+        lane_stripe(l);
+    return RC_OK;
+}
+
+rc_result comm_drop_lane(rc_comm *c, int peer, int index, rc_lane_mark *out)
+{
+    const peer_link *ln = c->env.links[peer];
+    lane *l = ln->lanes[index];
+    comm_give_up_lane(c, l);
+    *out = (rc_lane_mark){l->made, lane_received(l), l->before, l->previous, ++l->ticket};
+    int may = c->state == COMM_RUNNING && l->state == LANE_LOST && !ln->is_told;
+    return may ? RC_OK : RC_INVALID_STATE;
+}
+
+/* Returns how many of the frames have come that left by our last connection. */
+static uint32_t count_for(const rc_lane_mark *ours, const rc_lane_mark *theirs)
+{
+    if (theirs->made == ours->made)
+        return theirs->received;
+    return theirs->before == ours->made ? theirs->previous : 0;
+}
+
+rc_result comm_renew_lane(rc_comm *c, int peer, int index, int fd, const rc_lane_mark *ours,
+                          const rc_lane_mark *theirs)
+{
+    peer_link *ln = c->env.links[peer];
+    lane *l = ln->lanes[index];
+    uint32_t last = ours->made > theirs->made ? ours->made : theirs->made;
+    if (c->state != COMM_RUNNING || l->state != LANE_LOST || ln->is_told ||
+        l->ticket != ours->ticket) {
+        close(fd);
+        return RC_INVALID_STATE;
+    }
+    frame_queue rest = {0};
+    if (!l->is_settled && !lane_settle(l, count_for(ours, theirs), &rest)) {
+        close(fd);
+        return comm_fail_text(c, RC_PROTOCOL, peer,
+                              "rank %d says that frames came which were not sent", peer);
+    }
+    if (theirs->made >= ours->made) { /* else it is still to learn what came before */
+        l->before = ours->made;
+        l->previous = lane_received(l);
+    }
+    lane_reset(l, last + 1);
+    rc_result result = comm_open_lane(c, l, fd);
+    if (send_again(c, ln, &rest) != RC_OK)
+        return comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory to send a frame again");
+    if (result != RC_OK)
+        return comm_fail_text(c, result, c->env.rank,
+                              "a lane that was made anew is no usable socket");
     return RC_OK;
 }
 

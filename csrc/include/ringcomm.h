@@ -181,8 +181,9 @@ typedef struct rc_comm_config {
     uint32_t threads;   /* 2: a second thread of the engine sends for long works; 0, 1: none */
     uint32_t link_mbit; /* Mbit/s of a port of the slowest rank, by which RC_AUTO chooses; 0: not
                            known, and taken for 1000; same on all ranks */
-    int32_t recovers;   /* 1: a lane that is lost ends nothing while another to its peer lives; same
-                           on all ranks */
+    int32_t recovers; /* 1: a lane that is lost ends nothing while another to its peer lives; 2: nor
+                         does the last one, for peer_timeout_ms, as the caller makes lost ones anew
+                         (rc_comm_renew_lane); same on all ranks */
 } rc_comm_config;
 
 void rc_comm_config_init(rc_comm_config *config);
@@ -223,6 +224,26 @@ void rc_comm_free(rc_comm *comm);
 /* Writes the first failure; code RC_OK if there is none. */
 void rc_comm_error(rc_comm *comm, rc_error *out);
 
+/* Where one end of a lane that is made anew stands: what it tells the other before both go on.
+ * Connections of a lane are numbered alike at both ends, though one may have missed some. */
+typedef struct rc_lane_mark {
+    uint32_t made;     /* the last connection that it had */
+    uint32_t received; /* frames that came there, modulo 2^32 */
+    uint32_t before;   /* the last one before that the peer had, too; 0: none */
+    uint32_t previous; /* frames that came there */
+    uint32_t ticket;   /* not for the peer: of this mark; only the last one of a lane is good */
+} rc_lane_mark;
+
+/* Where lanes are made anew (recovers is 2): gives up a lane, also one that seems well, as its peer
+ * may know better, and writes the mark that the peer is to get. Returns RC_INVALID_STATE if the
+ * lane cannot be made anew, as after a goodbye. */
+rc_result rc_comm_drop_lane(rc_comm *comm, int peer, int lane, rc_lane_mark *out);
+/* Gives a lane a new socket; ours is the mark that the peer has got for it, theirs the peer's. It
+ * owns fd from here on, also on failure. Returns RC_INVALID_STATE if the lane is not where `ours`
+ * says. */
+rc_result rc_comm_renew_lane(rc_comm *comm, int peer, int lane, int fd, const rc_lane_mark *ours,
+                             const rc_lane_mark *theirs);
+
 /* Counters since rc_comm_start. */
 typedef struct rc_lane_stats {
     int32_t peer;
@@ -235,6 +256,8 @@ typedef struct rc_lane_stats {
     double rate;          /* measured delivery rate, bytes per second; 0 before a measurement */
     uint64_t retransmits; /* TCP segments sent again; 0 where the socket does not count them */
     double rtt_s;         /* smoothed round trip as TCP sees it; 0 if not known */
+    uint32_t made;        /* its last connection: 1 for the first, then larger ones */
+    int32_t is_lost;      /* 1: that is lost */
 } rc_lane_stats;
 
 typedef struct rc_comm_stats {
@@ -251,6 +274,9 @@ typedef struct rc_comm_stats {
 void rc_comm_stats_get(rc_comm *comm, rc_comm_stats *out);
 /* Fills out[0..capacity) and returns the number of all lanes. */
 int rc_comm_lane_stats(rc_comm *comm, rc_lane_stats *out, int capacity);
+/* Fills peers and lanes (numbers on their links), both [0..capacity), with the lanes that are lost;
+ * returns how many are. */
+int rc_comm_lost_lanes(rc_comm *comm, int32_t *peers, int32_t *lanes, int capacity);
 
 /* ---- error feedback ---- */
 

@@ -546,7 +546,7 @@ void lane_lose(lane *ln)
 
 int lane_acknowledge(lane *ln, uint32_t received)
 {
-    uint32_t count = received - (uint32_t)ln->acked_frames;
+    uint32_t count = received - (uint32_t)(ln->acked_frames - ln->sent_before);
     if (!ln->keeps)
         return 1;
     if (count > ln->sent_frames - ln->acked_frames && !ln->owned_by_sender)
@@ -568,6 +568,22 @@ int lane_settle(lane *ln, uint32_t received, frame_queue *rest)
     ln->out.sent = 0;
     ln->out_bytes = 0;
     return 1;
+}
+
+void lane_reset(lane *ln, uint32_t made)
+{
+    ln->made = made;
+    ln->sent_before = ln->acked_frames = ln->come_frames = ln->sent_frames;
+    ln->received_before = ln->told_frames = ln->received_frames;
+    ln->untold_bytes = 0;
+    ln->pushed = ln->out.sent_bytes;
+    ln->beat_end = 0;
+    ln->free_at = 0.0;
+    ln->rbuf_start = ln->rbuf_end = 0;
+    ln->in_payload = ln->tx_closed = ln->is_fast = 0;
+    ln->is_settled = ln->is_told = 0;
+    ln->health = (lane_health){.port = ln->health.port};
+    ln->backlog = 0;
 }
 
 static int has_more_than_heartbeats(const frame_queue *queue)

@@ -110,6 +110,11 @@ struct lane {
     uint64_t told_frames;  /* of received_frames, told to the peer last */
     uint64_t untold_bytes; /* received since */
     int is_settled;        /* a lost lane: what it had kept has come, or goes out again */
+    int is_told;           /* .. and the peer is told what has come */
+    uint32_t made;         /* how often it has been connected */
+    uint32_t ticket;       /* of its last mark (rc_lane_mark) */
+    uint64_t sent_before, received_before; /* frames before that */
+    uint32_t before, previous; /* the connection before, and the frames that came there */
 
     uint8_t rbuf[LANE_RBUF_BYTES];
     size_t rbuf_start, rbuf_end;
@@ -167,6 +172,13 @@ void lane_ask_tcp(const lane *ln, uint64_t *retransmits, double *rtt);
 void lane_detach(lane *ln);
 /* Closes the socket and keeps the lane's frames, also those that are not sent. */
 void lane_lose(lane *ln);
+/* Readies a lost lane that is settled for another socket: lane_open is next. */
+void lane_reset(lane *ln, uint32_t made);
+/* Returns the frames that have come since the lane was made last, modulo 2^32. */
+static inline uint32_t lane_received(const lane *ln)
+{
+    return (uint32_t)(ln->received_frames - ln->received_before);
+}
 /* Releases the kept frames of which the peer says that they have come: so many, modulo 2^32, since
  * the lane was opened. Returns 0 if that cannot be. */
 int lane_acknowledge(lane *ln, uint32_t received);

@@ -5,7 +5,7 @@
 const unsigned lane_moves[] = {
     [LANE_NEW] = 1 << LANE_OPEN | 1 << LANE_CLOSED,
     [LANE_OPEN] = 1 << LANE_LEFT | 1 << LANE_LOST | 1 << LANE_DETACHED | 1 << LANE_CLOSED,
-    [LANE_LOST] = 1 << LANE_CLOSED,
+    [LANE_LOST] = 1 << LANE_OPEN | 1 << LANE_CLOSED,
     [LANE_LEFT] = 1 << LANE_DETACHED | 1 << LANE_CLOSED,
     [LANE_DETACHED] = 1 << LANE_CLOSED,
     [LANE_CLOSED] = 0,

@@ -148,6 +148,7 @@ int sender_hand_over(sender *s, outbox *box, int fd)
 {
     pthread_mutex_lock(&s->lock);
     box->fd = fd;
+    box->broken = 0; /* another socket may have been */
     box->known = add_to_epoll(s, box);
     if (box->known) {
         set_outbox_state(box, OUTBOX_EMPTY);

@@ -3,6 +3,7 @@
  */
 #include <string.h>
 
+#include "../../csrc/comm/inside.h"
 #include "peer.h"
 
 enum { SEGMENTS = 10, PER_SEGMENT = PEER_SEGMENT / 4, ALL = SEGMENTS * PER_SEGMENT };
@@ -63,6 +64,7 @@ static void play_down(int fd, uint32_t lane, uint32_t count)
 {
     frame_header h = control_header(FRAME_LANE_DOWN, 0);
     h.chunk = lane;
+    h.step = 1; /* its first connection */
     h.segment = count;
     play(fd, h, NULL);
 }
@@ -93,6 +95,30 @@ static void what_did_not_come_goes_out_again(void)
     }
     CHECK(!readable(s.far[1][lives], 20));
     stage_close(&s);
+}
+
+/* Segments that are sent from the caller's memory, which has it back before they have come. */
+static void the_caller_may_use_its_memory_again(void)
+{
+    enum { SEGMENT = 64 << 10, COUNT = 3 * SEGMENT / sizeof(float) };
+    static float sent[COUNT], got[COUNT];
+    uint64_t wrong = 0;
+    world *w = world_open((world_options){
+        .size = 2, .engines = 1, .lanes = 2, .tcp = 1, .recovers = 1, .segment_bytes = SEGMENT});
+    rc_call send = small_call(RC_BROADCAST, sent, COUNT),
+            receive = small_call(RC_BROADCAST, got, COUNT);
+    for (int i = 0; i < COUNT; i++)
+        sent[i] = (float)i;
+    engine_lock(w->engines[1]); /* it reads nothing */
+    expect_done(submit(w->comms[0], &send));
+    memset(sent, 0xee, sizeof sent);
+    CHECK(comm_give_up_lane(w->comms[1], w->comms[1]->env.links[0]->lanes[0]));
+    engine_unlock(w->engines[1]);
+    expect_done(submit(w->comms[1], &receive));
+    for (int i = 0; i < COUNT; i++)
+        wrong += got[i] != (float)i;
+    CHECK_EQ(wrong, 0);
+    world_close(w);
 }
 
 /* Of the far end's word alone: the lane here seems well. */
@@ -218,6 +244,71 @@ static void who_leaves_waits_for_word(void)
     }
 }
 
+/* ---- a lane that is made anew ---- */
+
+/* Gives the rank under test a new socket for lane 0, of which the far end says that it got so many
+ * frames of the last one. */
+static rc_result renew(stage *s, uint32_t received, rc_lane_mark *ours)
+{
+    int pair[2];
+    CHECK_EQ(rc_comm_drop_lane(s->comm, 1, 0, ours), RC_OK);
+    rc_lane_mark theirs = {.made = ours->made, .received = received};
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    if (s->far[1][0] >= 0)
+        close(s->far[1][0]);
+    s->far[1][0] = pair[1];
+    return rc_comm_renew_lane(s->comm, 1, 0, pair[0], ours, &theirs);
+}
+
+/* The only one, so nobody could be told of its loss, nor what had come. */
+static void a_lane_comes_back(void)
+{
+    uint8_t payload[PEER_SEGMENT];
+    frame_header h;
+    rc_lane_mark mark;
+    stage s = stage_open((stage_options){.recovers = 2});
+    rc_work *work = broadcast_all(&s);
+    for (uint32_t i = 0; i < SEGMENTS; i++) {
+        watch_for(s.far[1][0], FRAME_DATA, &h, payload);
+        CHECK_EQ(h.segment, i);
+    }
+    expect_done(work);
+    close(s.far[1][0]);
+    s.far[1][0] = -1;
+    CHECK_EQ(renew(&s, 7, &mark), RC_OK);
+    CHECK_EQ(mark.made, 1);
+    CHECK_EQ(mark.received, 1);
+    for (uint32_t i = 7; i < SEGMENTS; i++) {
+        watch_for(s.far[1][0], FRAME_DATA, &h, payload);
+        CHECK_EQ(h.segment, i);
+        CHECK(memcmp(payload, data + (size_t)i * PER_SEGMENT, h.length) == 0);
+    }
+    CHECK_EQ(renew(&s, 4, &mark), RC_OK); /* these, and its call; also one that seems well */
+    CHECK_EQ(mark.made, 2);
+    CHECK_EQ(mark.received, 0);
+    CHECK_EQ(mark.before, 1);
+    CHECK_EQ(mark.previous, 1);
+    CHECK(!readable(s.far[1][0], 20));
+    stage_close(&s);
+}
+
+static void only_the_last_mark_is_good(void)
+{
+    rc_lane_mark first, last, theirs = {.made = 1};
+    stage s = stage_open((stage_options){.lanes = 2, .recovers = 2});
+    CHECK_EQ(rc_comm_drop_lane(s.comm, 1, 0, &first), RC_OK);
+    CHECK_EQ(rc_comm_drop_lane(s.comm, 1, 0, &last), RC_OK);
+    CHECK_EQ(rc_comm_renew_lane(s.comm, 1, 0, dup(0), &first, &theirs), RC_INVALID_STATE);
+    CHECK_EQ(rc_comm_renew_lane(s.comm, 1, 1, dup(0), &last, &theirs), RC_INVALID_STATE);
+    CHECK_EQ(rc_comm_renew_lane(s.comm, 1, 2, dup(0), &last, &theirs), RC_INVALID_ARGUMENT);
+    CHECK_EQ(rc_comm_renew_lane(s.comm, 0, 0, dup(0), &last, &theirs), RC_INVALID_ARGUMENT);
+    CHECK_EQ(rc_comm_drop_lane(s.comm, 1, -1, &last), RC_INVALID_ARGUMENT);
+    stage_close(&s);
+    s = stage_open((stage_options){.lanes = 2});
+    CHECK_EQ(rc_comm_drop_lane(s.comm, 1, 0, &first), RC_INVALID_STATE);
+    stage_close(&s);
+}
+
 static void a_question_is_answered(void)
 {
     uint8_t payload[PEER_SEGMENT];
@@ -236,12 +327,15 @@ int main(void)
 {
     static const check_test tests[] = {
         {"what_did_not_come_goes_out_again", what_did_not_come_goes_out_again},
+        {"the_caller_may_use_its_memory_again", the_caller_may_use_its_memory_again},
         {"the_peer_may_see_it_first", the_peer_may_see_it_first},
         {"a_frame_that_did_not_come_whole_comes_again",
          a_frame_that_did_not_come_whole_comes_again},
         {"the_last_lane_is_not_given_up", the_last_lane_is_not_given_up},
         {"nonsense_is_refused", nonsense_is_refused},
         {"who_leaves_waits_for_word", who_leaves_waits_for_word},
+        {"a_lane_comes_back", a_lane_comes_back},
+        {"only_the_last_mark_is_good", only_the_last_mark_is_good},
         {"a_question_is_answered", a_question_is_answered},
     };
     return check_run(tests, CHECK_COUNT(tests));

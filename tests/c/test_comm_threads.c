@@ -107,13 +107,31 @@ static void cut_a_lane(world *w)
     engine_unlock(w->engines[0]);
 }
 
+/* Connects again what is lost at one end. */
+static void renew_lanes(world *w)
+{
+    for (int lane = 0; lane < 3; lane++) {
+        rc_lane_mark marks[2];
+        int pair[2];
+        rc_comm_drop_lane(w->comms[0], 1, lane, &marks[0]);
+        rc_comm_drop_lane(w->comms[1], 0, lane, &marks[1]);
+        tcp_pair(pair);
+        for (int rank = 0; rank < 2; rank++)
+            CHECK_EQ(rc_comm_renew_lane(w->comms[rank], !rank, lane, pair[rank], &marks[rank],
+                                        &marks[!rank]),
+                     RC_OK);
+    }
+}
+
 static void lanes_may_be_lost_while_it_sends(void)
 {
     for (int trial = 0; trial < 8; trial++) {
         world *w = world_open((world_options){
-            .size = 2, .lanes = 3, .tcp = 1, .threads = 2, .recovers = 1, .engines = trial % 2});
-        for (int round = 0; round < 6; round++)
-            run_bulk(w, round % 3 ? BULK : 5000, round, round % 3 == 1 ? cut_a_lane : NULL);
+            .size = 2, .lanes = 3, .tcp = 1, .threads = 2, .recovers = 2, .engines = trial % 2});
+        for (int round = 0; round < 9; round++) {
+            void (*const harm[])(world *) = {NULL, cut_a_lane, renew_lanes};
+            run_bulk(w, round % 3 ? BULK : 5000, round, harm[round % 3]);
+        }
         world_close(w);
     }
 }

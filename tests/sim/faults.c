@@ -72,23 +72,40 @@ static unsigned code_of(const fault *f)
                                            : RC_PEER_LOST);
 }
 
-/* Notes the fault of a lane. Returns 1 if another of its link still lives, and carries on. */
-static int is_replaced(world *w, const fault *f)
+/* Notes the fault of a lane in its link. Returns 1 if others of it carry on, or it is made anew:
+ * where that is done only silence on all lanes ends a communicator. */
+static int hurts_no_more(world *w, sim_link *ln, int at, const fault *f)
 {
-    const lane_link *of = &w->of_lane[f->lane];
-    unsigned codes = 0;
-    int hurt = 0;
-    if (f->kind > FAULT_CLOSE || !of->group->is->config.recovers)
+    int count = ln->count, hurt = 0;
+    int is_made_anew = ln->group->is->config.recovers > 1 && f->kind != FAULT_DARK_ONE &&
+                       f->kind != FAULT_DARK_BOTH && f->kind != FAULT_CLOSE;
+    unsigned codes = code_of(f);
+    if (ln->group->is->config.recovers == 0)
         return 0;
-    w->hurt[f->lane] |= code_of(f);
-    for (int i = of->first; i < of->first + of->count; i++) {
-        hurt += w->hurt[i] != 0;
-        codes |= w->hurt[i];
+    if (!is_made_anew)
+        ln->hurt[at] |= code_of(f);
+    for (int i = 0; i < count; i++) {
+        hurt += ln->hurt[i] != 0;
+        codes |= ln->hurt[i];
     }
-    if (hurt < of->count && f->kind != FAULT_CLOSE)
+    /* Where the last lane may not be lost, it may be the last for one end that is to take over. */
+    int is_last = ln->was_anew && ln->group->is->config.recovers == 1;
+    if (hurt < count && f->kind != FAULT_CLOSE && !is_last)
         return 1;
     w->codes |= codes; /* whichever of them ends it */
     return 0;
+}
+
+/* Returns 1 if a fault of a lane ends nothing. */
+static int is_replaced(world *w, const fault *f)
+{
+    if (f->kind > FAULT_CLOSE)
+        return 0;
+    for (int i = 0; i < w->link_count; i++)
+        for (int at = 0; at < JOB_MOST_LANES; at++)
+            if (w->links[i].lanes[at] == f->lane && at < w->links[i].count)
+                return hurts_no_more(w, &w->links[i], at, f);
+    return 1; /* the lane has been made anew */
 }
 
 /* Notes whom the fault makes a suspect. */

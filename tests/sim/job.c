@@ -106,7 +106,7 @@ static void draw_group(job *j, job_group *g)
     g->is_split = g != j->group && pick(j, 2);
     g->rails = 1 + (int)pick(j, 3);
     g->lanes = 1 + (int)pick(j, 2);
-    g->config.recovers = (int)pick(j, 2);
+    g->config.recovers = (int)pick(j, 3);
     for (int i = 0; i < g->rails; i++)
         g->wire[i] = draw_wire(j, &g->config);
     draw_calls(j, g);
@@ -117,8 +117,8 @@ static void draw_group(job *j, job_group *g)
 static void draw_faults(job *j)
 {
     static const int counts[] = {0, 1, 1, 1, 1, 1, 2, 3};
-    static const fault_kind often[] = {FAULT_FLIP, FAULT_FLIP, FAULT_RST, FAULT_DARK_ONE,
-                                       FAULT_CLOSE};
+    static const fault_kind often[] = {FAULT_FLIP, FAULT_FLIP,     FAULT_RST,  FAULT_RST,
+                                       FAULT_FIN,  FAULT_DARK_ONE, FAULT_CLOSE};
     int gentle = j->never_awakes || pick(j, 3) == 0;
     j->faults = PICK(j, counts);
     for (int i = 0; i < j->faults; i++) {

@@ -12,6 +12,7 @@ enum {
     JOB_MOST_CALLS = 12,
     JOB_MOST_IN_FLIGHT = 4,
     JOB_MOST_FAULTS = 3,
+    JOB_MOST_LANES = 6, /* of a link */
     JOB_JOURNEY_PROCESSES = 3,
     JOB_ALL = 255
 };

@@ -230,6 +230,13 @@ void os_close_end(int number, int which)
         close_file(f);
 }
 
+void os_close_fd(int fd)
+{
+    file *f = file_of(fd);
+    if (f != NULL)
+        close_file(f);
+}
+
 void os_kill(int rank)
 {
     process *p = &os.processes[rank];

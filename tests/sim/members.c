@@ -4,14 +4,20 @@
 
 #include "state.h"
 
-enum { LEAVE_MS = 3000 };
+enum {
+    LEAVE_MS = 3000,
+    /* How many lanes of a job are made anew that are well, each after so many turns. */
+    MOST_ANEW = 10,
+    TURNS_WELL = 40
+};
 
 static void join_ranks(world *w, group *g, int a, int b)
 {
+    sim_link *ln = &w->links[w->link_count++];
+    *ln = (sim_link){.group = g, .a = a, .b = b, .count = g->is->rails * g->is->lanes};
     for (int lane = 0; lane < g->is->rails * g->is->lanes; lane++) {
         int fds[2], rail = lane / g->is->lanes;
-        int number = os_lane(g->is->process[a], g->is->process[b], &g->is->wire[rail], fds);
-        w->of_lane[number] = (lane_link){number - lane, g->is->rails * g->is->lanes, g};
+        ln->lanes[lane] = os_lane(g->is->process[a], g->is->process[b], &g->is->wire[rail], fds);
         check(w, rc_comm_add_lane(g->members[a].comm, b, rail, fds[0], 0.0), "add_lane");
         check(w, rc_comm_add_lane(g->members[b].comm, a, rail, fds[1], 0.0), "add_lane");
     }
@@ -55,6 +61,111 @@ void start_member(world *w, group *g, int rank)
     if (!(w->codes >> result & 1)) /* a descriptor may be closed by now */
         check(w, result, "start");
     m->state = WORKS;
+}
+
+/* ---- lanes that are made anew ---- */
+
+static int is_there(const group *g, int rank)
+{
+    const member *m = &g->members[rank];
+    return m->comm != NULL && (m->state == WORKS || m->state == LEAVES) &&
+           !os_is_dead(g->is->process[rank]);
+}
+
+static void hand_over(world *w, const handover *h)
+{
+    os_enter(h->group->is->process[h->rank]);
+    os_trace(h->group->is->process[h->rank],
+             "takes over lane %d to rank %d: %u %u, %u %u and %u %u, %u %u", h->lane, h->peer,
+             h->ours.made, h->ours.received, h->ours.before, h->ours.previous, h->theirs.made,
+             h->theirs.received, h->theirs.before, h->theirs.previous);
+    if (is_there(h->group, h->rank))
+        rc_comm_renew_lane(h->group->members[h->rank].comm, h->peer, h->lane, h->fd, &h->ours,
+                           &h->theirs);
+    else
+        os_close_fd(h->fd);
+    want_turn(w, h->group->is->process[h->rank], os_now());
+}
+
+/* Hands a new socket over now, later or never. */
+static void hand_over_some_time(world *w, const handover *h)
+{
+    uint64_t when = pick(w, 4);
+    if (when == 0) {
+        os_close_fd(h->fd);
+        return;
+    }
+    for (int i = 0; when == 1 && i < MOST_LATE; i++)
+        if (w->late[i].group == NULL) {
+            w->late[i] = *h;
+            want_turn(w, h->group->is->process[h->rank], os_now() + MS);
+            return;
+        }
+    hand_over(w, h);
+}
+
+static void hand_over_late(world *w, const group *g, int rank)
+{
+    for (int i = 0; i < MOST_LATE; i++)
+        if (w->late[i].group == g && w->late[i].rank == rank && pick(w, 2) == 0) {
+            handover h = w->late[i];
+            w->late[i].group = NULL;
+            hand_over(w, &h);
+        } else if (w->late[i].group == g && w->late[i].rank == rank) {
+            want_turn(w, g->is->process[rank], os_now() + MS);
+        }
+}
+
+/* But to a process that is stopped or cut off. */
+static void renew_lane(world *w, group *g, sim_link *ln, int lane)
+{
+    handover a = {g, ln->a, ln->b, lane, -1, {0}, {0}}, b = {g, ln->b, ln->a, lane, -1, {0}, {0}};
+    int fds[2], process = g->is->process[ln->b];
+    unsigned ends = 1U << process | 1U << g->is->process[ln->a];
+    if (w->confused & ends)
+        return;
+    want_turn(w, process, os_now() + MS);
+    if (pick(w, 4) != 0 || os_lanes() > OS_MOST_LANES / 2 || !is_there(g, ln->a))
+        return;
+    os_enter(g->is->process[ln->a]);
+    if (rc_comm_drop_lane(g->members[ln->a].comm, ln->b, lane, &a.ours) != RC_OK)
+        return;
+    os_enter(process);
+    if (rc_comm_drop_lane(g->members[ln->b].comm, ln->a, lane, &b.ours) != RC_OK)
+        return;
+    a.theirs = b.ours;
+    b.theirs = a.ours;
+    ln->lanes[lane] =
+        os_lane(g->is->process[ln->a], process, &g->is->wire[lane / g->is->lanes], fds);
+    ln->hurt[lane] = 0;
+    ln->was_anew = 1;
+    a.fd = fds[0];
+    b.fd = fds[1];
+    os_trace(process, "makes lane %d anew, as lane %d", lane, ln->lanes[lane]);
+    hand_over_some_time(w, &a);
+    hand_over_some_time(w, &b);
+    os_enter(process);
+}
+
+/* The higher rank dials. */
+void renew_lanes(world *w, group *g, int rank)
+{
+    hand_over_late(w, g, rank);
+    os_enter(g->is->process[rank]);
+    for (int i = 0; i < w->link_count && g->is->config.recovers > 0; i++) {
+        sim_link *ln = &w->links[i];
+        for (int lane = 0; lane < g->is->rails * g->is->lanes; lane++) {
+            if (ln->group != g || ln->b != rank || !is_there(g, rank))
+                continue;
+            const struct lane *l = g->members[rank].comm->env.links[ln->a]->lanes[lane];
+            const struct lane *far =
+                is_there(g, ln->a) ? g->members[ln->a].comm->env.links[rank]->lanes[lane] : l;
+            int is_well = l->state != LANE_LOST && far->state != LANE_LOST;
+            if (!is_well || (g->is->config.recovers > 1 && w->anew < MOST_ANEW &&
+                             pick(w, TURNS_WELL) == 0 && w->anew++ < MOST_ANEW))
+                renew_lane(w, g, ln, lane);
+        }
+    }
 }
 
 /* ---- splitting ---- */

@@ -86,6 +86,8 @@ void os_slow_down(int lane, double factor);
 void os_flip(int lane, int end);
 /* Closes a descriptor behind the back of who has it. */
 void os_close_end(int lane, int end);
+/* Closes a descriptor that the core does not have. */
+void os_close_fd(int fd);
 void os_kill(int rank);
 int os_is_dead(int rank);
 /* Kills the rank with the n-th event: a descriptor's that epoll_wait brings to any rank, or a

@@ -10,6 +10,8 @@
 #include "packed.h"
 #include "world.h"
 
+enum { MOST_LATE = 16 };
+
 /* A call of a rank in flight. */
 typedef struct task {
     rc_work *work;
@@ -37,17 +39,27 @@ typedef struct group {
     ledger ledger;
 } group;
 
-/* The link that a lane is of: its lanes have following numbers. */
-typedef struct lane_link {
-    int first, count;
+/* A link between two ranks, a < b: its lanes by their index, as numbers of the system's. A fault is
+ * noted by the code with which calls may fail for it. */
+typedef struct sim_link {
     const group *group;
-} lane_link;
+    int a, b, count, was_anew, lanes[JOB_MOST_LANES];
+    unsigned hurt[JOB_MOST_LANES];
+} sim_link;
+
+/* A new socket of a lane which a rank takes over later. */
+typedef struct handover {
+    group *group;
+    int rank, peer, lane, fd;
+    rc_lane_mark ours, theirs;
+} handover;
 
 typedef struct world {
     job job;
     uint64_t began, quiet_at;
-    lane_link of_lane[OS_MOST_LANES];
-    unsigned hurt[OS_MOST_LANES];     /* codes of what befell each lane */
+    sim_link links[JOB_MOST_GROUPS * OS_MOST_RANKS * OS_MOST_RANKS / 2];
+    int link_count, anew; /* lanes made anew that were well */
+    handover late[MOST_LATE];
     uint64_t calls_at[OS_MOST_RANKS]; /* its next call, at the earliest; by process, as the next */
     uint64_t due[OS_MOST_RANKS];      /* when its program wants a turn */
     int turn, failed;
@@ -93,6 +105,8 @@ void look_at_error(world *w, group *g, int rank);
 /* Makes the communicators of a group, which the ranks start in a turn of theirs. */
 void open_group(world *w, group *g);
 void start_member(world *w, group *g, int rank);
+/* Makes lanes anew that a rank has lost, where it dials. */
+void renew_lanes(world *w, group *g, int rank);
 /* Begins a group that the first one is split into, once its ranks are all there. */
 void split(world *w, group *g);
 /* Returns 1 if a group is open, or may be still. */

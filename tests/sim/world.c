@@ -122,6 +122,7 @@ static void run_program(world *w, group *g, int rank)
     collect_ends(w, g, rank);
     if (g->members[rank].state == WORKS && g->members[rank].error.code == RC_OK)
         call_more(w, g, rank);
+    renew_lanes(w, g, rank);
     leave(w, g, rank);
     for (int i = 0; i < JOB_MOST_IN_FLIGHT; i++) {
         const task *t = &g->members[rank].tasks[i];
@@ -194,6 +195,9 @@ static void close_world(world *w)
         os_enter(i);
         rc_engine_free(w->engines[i]);
     }
+    for (int i = 0; i < MOST_LATE; i++)
+        if (w->late[i].group != NULL)
+            os_close_fd(w->late[i].fd);
     int left = os_close();
     if (left != 0)
         fails(w, "%d descriptors are open", left);
