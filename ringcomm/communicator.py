@@ -19,11 +19,13 @@ from typing import Any
 import numpy as np
 
 from .bootstrap.join import Joined, join, regroup
+from .bootstrap.keeper import LaneKeeper
 from .collectives import Collectives
 from .config import Config, names_arguments
 from .core.calls import is_integer
 from .core.counters import Stats, read_counters
 from .core.faces import storages
+from .core.lanes import CoreLanes
 from .core.native import release_engine
 from .core.opening import open_handle
 from .core.timeline import Timeline
@@ -87,9 +89,14 @@ class Communicator(Collectives):
         summary = self._startup_summary(joined, group_codec)
         try:
             self._timeline = self._open_timeline()
+            lanes = list(mesh.lanes)
             self._handle = open_handle(mesh, config, joined.epoch, self.engine.handle)
+            if mesh.keeping:
+                self._keeper = LaneKeeper(mesh.keeping[0], CoreLanes(self._handle, lanes))
+                mesh.keeping.clear()
         except BaseException:
             mesh.close()
+            self._free_handle()
             release_engine(config.kernel_set)
             if self._timeline is not None:
                 self._timeline.close()
@@ -164,8 +171,8 @@ class Communicator(Collectives):
             threads have spent waiting for collectives), both of all communicators of this process;
             threads (that carry the traffic: 1 or 2); lanes: a list of peer, rail, lane, sent_bytes,
             received_bytes, sent_frames, received_frames, rate (bytes per second as measured, 0.0 if
-            not), retransmits (of TCP segments), rtt_s (TCP's smoothed round trip) and share (of
-            this rank's sent bytes);
+            not), retransmits (of TCP segments), rtt_s (TCP's smoothed round trip), made (how often
+            it was connected), is_lost (1: it is not now) and share (of this rank's sent bytes);
             rails: the sums over the lanes of each, as rail, interface, sent_bytes, received_bytes,
             retransmits, share.
         """

@@ -31,6 +31,7 @@ _LOG_LEVELS = ("debug", "info", "warning", "error")
 _LOG_FORMAT = "%(asctime)s ringcomm[%(process)d] %(levelname)s: %(message)s"
 
 Algorithm = Literal["auto", "ring", "direct", "one_shot", "doubling", "halving"]
+Recovery = Literal["on", "off"]
 
 #: Name -> number in the C header (rc_algorithm).
 ALGORITHMS = {"auto": 0, "ring": 1, "direct": 2, "one_shot": 3, "doubling": 4, "halving": 5}
@@ -179,6 +180,11 @@ class Config:
     """Seconds without any sign of life after which a peer is lost, or a lane whose peer lives. Same
     on all ranks."""
 
+    recovery: Recovery = "off"
+    """on: where ranks have several ports, a lane that is lost ends nothing while another one to the
+    same rank lives: what it had on its way goes by that, and it is made anew. off: it ends the
+    communicator. Same on all ranks."""
+
     algorithm: Algorithm = "auto"
     """Algorithm of all-reduces: ring, direct, one_shot, doubling or halving; auto: the cost model
     chooses by the size and the speed of the links. Same on all ranks."""
@@ -248,6 +254,8 @@ class Config:
             _check(self, "segment_bytes", 4096, 4 * _MIB)
         if self.segment_bytes % 4096:
             raise ConfigError(f"segment_bytes={self.segment_bytes}: give a multiple of 4096")
+        if self.recovery not in ("on", "off"):
+            raise ConfigError(f"recovery={self.recovery!r}: give on or off")
         if not isinstance(self.algorithm, str) or self.algorithm not in ALGORITHMS:
             raise ConfigError(
                 f"algorithm={self.algorithm!r}: give one of {', '.join(ALGORITHMS)}"
@@ -323,7 +331,15 @@ class Config:
     def shared_fields(self) -> dict[str, str]:
         """Returns the fields that must be equal on all ranks, as ``shown``; they are compared when
         ranks meet."""
-        shared = ("lanes", "probe", "segment_bytes", "algorithm", "peer_timeout", "heartbeat")
+        shared = (
+            "lanes",
+            "probe",
+            "segment_bytes",
+            "algorithm",
+            "peer_timeout",
+            "heartbeat",
+            "recovery",
+        )
         return {name: self.shown(name) for name in shared}
 
 

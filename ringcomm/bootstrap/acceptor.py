@@ -91,12 +91,18 @@ class Acceptor:
 
     def close(self) -> None:
         """Closes the listeners and every connection that has not finished the handshake."""
+        for listener in self.release():
+            listener.close()
+
+    def release(self) -> list[socket.socket]:
+        """Closes every connection that has not finished the handshake, and returns the listeners,
+        which are the caller's from now on."""
         for pending in self._new.all() + self._greeted.all():
             self._drop(pending)
-        for listener in self._listeners:
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
             self._loop.forget(listener)
-            listener.close()
-        self._listeners.clear()
+        return listeners
 
     def _resume(self, listener: socket.socket) -> None:
         if listener in self._listeners:

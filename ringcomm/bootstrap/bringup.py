@@ -18,6 +18,7 @@ from . import commit, netlink, port_warnings, probe
 from .dialer import Target
 from .handshake_params import Key, job_hash
 from .interfaces import Interface, choose, is_loopback
+from .keeper import Keeping
 from .lanes import LaneId, LaneMaker, Plan
 from .launch import Identity
 from .mesh_result import LaneSocket, Mesh, RailInfo
@@ -73,6 +74,7 @@ class Bringup:
         self._ports: list[tuple[Port, ...]] = []
         self._pairings: dict[int, list[Pairing]] = {}
         self._link_mbit = 0
+        self._recovers = False
         self._maker: LaneMaker | None = None
         self._rates: dict[int, float] = {}  # probed rates by rail, bytes per second
 
@@ -87,6 +89,8 @@ class Bringup:
         self._ports = [offer.ports for offer in offers]
         pairings = pair_all(self._ports)
         self._pairings = pairings[self._rank]
+        several = any(len(ways) > 1 for to in pairings for ways in to.values())
+        self._recovers = self._config.recovery == "on" and several
         self._link_mbit = slowest(self._ports, pairings, self._host_numbers)
         self._warn_unpaired()
         self._maker = maker = LaneMaker(self._plan())
@@ -368,7 +372,18 @@ class Bringup:
             watch=[] if self._watch is None else [self._watch.fileno()],
             in_memory=self._shared is not None,
             link_mbit=self._link_mbit,
+            recovers=self._recovers,
+            keeping=[self._keeping(agreed)] if self._recovers else [],
         )
+
+    def _keeping(self, agreed: Sequence[LaneId]) -> Keeping:
+        assert self._maker is not None
+        return Keeping(self._maker.hand_over(agreed), self._keep_on_port)
+
+    def _keep_on_port(self, lane: LaneId, sock: socket.socket) -> None:
+        if not self._same_host(lane.peer):
+            pairing = next(p for p in self._pairings[lane.peer] if p.rail == lane.rail)
+            keep_on_port(sock, self._interfaces[pairing.ours], self._interfaces)
 
     def _rail_info(self, pairing: Pairing) -> RailInfo:
         port = self._ports[self._rank][pairing.ours]
@@ -383,7 +398,7 @@ class Bringup:
         there = self._describe_end(lane.peer, pairing.theirs, sock.getpeername()[0])
         if self._same_host(lane.peer):  # such a lane does not end with its port
             return LaneSocket(*lane, sock.fileno(), 0.0, here, there)
-        keep_on_port(sock, self._interfaces[pairing.ours], self._interfaces)
+        self._keep_on_port(lane, sock)
         speed = self._speed(lane, pairing)
         port = self._interfaces[pairing.ours].index
         return LaneSocket(*lane, sock.fileno(), speed, here, there, port)

@@ -22,6 +22,7 @@ class Role(enum.IntEnum):
     RENDEZVOUS = 1
     LANE = 2
     MEMBERSHIP = 3
+    LANE_ANEW = 4
 
 
 class Level(enum.IntEnum):

@@ -109,6 +109,16 @@ class LaneMaker:
         deaf = {peer for peer, states in tried.items() if states == {REFUSED}}
         return [Row(peer, self._plan.rank, "", LEFT) for peer in sorted(ended | deaf)]
 
+    def hand_over(self, lanes: Sequence[LaneId]) -> Plan:
+        """Returns the plan of these lanes alone, with the listeners, which are the caller's from
+        now on."""
+        return dataclasses.replace(
+            self._plan,
+            listeners=self._acceptor.release(),
+            dials={lane: self._plan.dials[lane] for lane in lanes if lane in self._plan.dials},
+            expected=self._plan.expected & frozenset(lanes),
+        )
+
     def close(self) -> None:
         """Closes every socket that was not taken from ``made``."""
         for dial in self._dials.values():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +70,11 @@ class Mesh:
     link_mbit: int = 0
     """Nominal speed of the links between hosts, the same on all ranks; 0: not known, or no such
     links."""
+    recovers: bool = False
+    """True on all ranks if a lane that is lost is replaced by others."""
+    keeping: list[Any] = dataclasses.field(default_factory=list)
+    """What makes lost lanes anew, a keeper.Keeping with listening sockets; empty if nothing does,
+    or once it is handed on."""
 
     @property
     def single_host(self) -> bool:
@@ -81,5 +87,7 @@ class Mesh:
             os.close(lane.fd)
         for other in (*self.shared, *self.watch):
             os.close(other)
-        for descriptors in (self.lanes, self.shared, self.watch):
+        for keeping in self.keeping:
+            keeping.close()
+        for descriptors in (self.lanes, self.shared, self.watch, self.keeping):
             descriptors.clear()

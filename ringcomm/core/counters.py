@@ -22,6 +22,8 @@ class LaneStats(TypedDict):
     rate: float
     retransmits: int
     rtt_s: float
+    made: int
+    is_lost: int
     share: float
 
 

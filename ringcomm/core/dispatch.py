@@ -28,6 +28,7 @@ from itertools import islice
 from threading import get_ident
 from typing import Any
 
+from ..bootstrap.keeper import LaneKeeper
 from ..bootstrap.mesh import Mesh
 from ..config import Config
 from ..errors import ConfigError, NotInitializedError, RingcommError, TensorError
@@ -106,6 +107,7 @@ class Dispatcher:
         self._timeline: Timeline | None = None
         self._handle: Any = None
         self._pipe: Pipe | None = None  # made with the first GPU tensor
+        self._keeper: LaneKeeper | None = None  # where lost lanes are made anew
         self._has_logged_failure = False
 
     @property
@@ -486,7 +488,19 @@ class Dispatcher:
                 work.done()
             while {thread for thread, _ in self._calls_in_core.values()} - {get_ident()}:
                 time.sleep(_LOOK_S)  # until their calls return; their works are over
+            try:
+                if self._keeper is not None:
+                    self._keeper.close()
+            finally:
+                lib.rc_comm_free(handle)
+                release_engine(self.config.kernel_set)
+                if self._timeline is not None:
+                    self._timeline.close()
+
+    def _free_handle(self) -> None:
+        """Frees a handle that nobody has used."""
+        handle = self._take_handle()
+        if handle is not None:
+            if self._keeper is not None:
+                self._keeper.close()
             lib.rc_comm_free(handle)
-            release_engine(self.config.kernel_set)
-            if self._timeline is not None:
-                self._timeline.close()

@@ -36,6 +36,7 @@ def open_handle(mesh: Mesh, config: Config, epoch: int, engine: Any) -> Any:
     settings.peer_timeout_ms = int(config.peer_timeout * 1000)
     settings.algorithm = ALGORITHMS[config.algorithm]
     settings.link_mbit = mesh.link_mbit
+    settings.recovers = mesh.recovers
     cores = len(os.sched_getaffinity(0))
     settings.oversubscribed = mesh.ranks_on_machine > cores
     settings.threads = config.threads or choose_threads(mesh, cores)

@@ -12,7 +12,7 @@ from typing import TypedDict
 from typing_extensions import Unpack
 
 from ..codecs import Compression, parse
-from ..config import REMOVED, Algorithm, Config, compression_from_env
+from ..config import REMOVED, Algorithm, Config, Recovery, compression_from_env
 from ..errors import ConfigError
 from .argument_checks import takes
 
@@ -28,6 +28,7 @@ class _ConfigFields(TypedDict, total=False):
     connect_timeout: float
     heartbeat: float
     peer_timeout: float
+    recovery: Recovery
     algorithm: Algorithm
     shared_memory: bool
     spin_us: int

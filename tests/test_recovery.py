@@ -1,0 +1,51 @@
+"""Lanes that are lost and made anew, over two rails of the loopback."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from patience import until
+from ranks import World
+
+from ringcomm import Config
+from ringcomm.bootstrap.lanes import LaneId
+from ringcomm.communicator import Communicator
+
+
+def _drop(comm: Communicator, chance: random.Random) -> None:
+    """Has a rank give up one of its lanes, as it would one that has broken."""
+    assert comm._keeper is not None
+    peer = chance.choice([rank for rank in range(comm.world_size) if rank != comm.rank])
+    comm._keeper._core.drop(LaneId(peer, chance.randrange(2), 0))
+
+
+def _made(comm: Communicator) -> int:
+    lanes = comm.stats()["lanes"]
+    return -1 if any(lane["is_lost"] for lane in lanes) else sum(lane["made"] for lane in lanes)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_sums_stay_exact_while_lanes_come_and_go(n: int) -> None:
+    def body(comm: Communicator) -> int:
+        chance = random.Random(comm.rank)
+        for step in range(120):
+            count = (7, 5000, 300_000)[step % 3]
+            x = np.full(count, comm.rank + step, np.float32)
+            work = comm.allreduce(x, async_op=True)
+            if step % 4 == comm.rank:
+                _drop(comm, chance)
+            work.wait()
+            assert (x == n * step + n * (n - 1) // 2).all(), step
+        until(lambda: _made(comm) >= 0)
+        return _made(comm)
+
+    config = Config(timeout=30.0, recovery="on")
+    with World(n, rails=2, bring_up="tcp", config=config) as world:
+        assert min(world.run(body)) > 2 * (n - 1)
+
+
+def test_off_nothing_is_kept() -> None:
+    with World(2, rails=2, bring_up="tcp") as world:
+        assert [comm._keeper for comm in world.comms] == [None, None]
