@@ -25,7 +25,7 @@ from .config import Config, names_arguments
 from .core.calls import is_integer
 from .core.counters import Stats, read_counters
 from .core.faces import storages
-from .core.lanes import CoreLanes
+from .core.lost_lanes import CoreLanes
 from .core.native import release_engine
 from .core.opening import open_handle
 from .core.timeline import Timeline
@@ -171,8 +171,9 @@ class Communicator(Collectives):
             threads have spent waiting for collectives), both of all communicators of this process;
             threads (that carry the traffic: 1 or 2); lanes: a list of peer, rail, lane, sent_bytes,
             received_bytes, sent_frames, received_frames, rate (bytes per second as measured, 0.0 if
-            not), retransmits (of TCP segments), rtt_s (TCP's smoothed round trip), made (how often
-            it was connected), is_lost (1: it is not now) and share (of this rank's sent bytes);
+            not), retransmits (of TCP segments), rtt_s (TCP's smoothed round trip), made (number of
+            its last connection, from 1), is_lost (1: that is lost) and share (of this rank's sent
+            bytes);
             rails: the sums over the lanes of each, as rail, interface, sent_bytes, received_bytes,
             retransmits, share.
         """

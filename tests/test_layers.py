@@ -52,7 +52,7 @@ PYTHON_LAYERS = [
     {"bootstrap", "adaptive"},
     {"core.callback_threads"},
     {"core.native"},
-    {"core.cuda", "core.counters", "core.lanes", "core.opening"},
+    {"core.cuda", "core.counters", "core.lost_lanes", "core.opening"},
     {"core.views"},
     {"core.faces", "core.residuals"},
     {"core.calls", "core.chunks"},

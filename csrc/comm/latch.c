@@ -18,11 +18,13 @@ void comm_end(rc_comm *c, rc_work *w, rc_result result)
 void comm_finish_complete(rc_comm *c, rc_work *w)
 {
     int runs = w->state == WORK_ON_LINKS || w->state == WORK_IN_MEMORY;
-    if (c->state == COMM_RUNNING && runs && work_awaits_peers(w) && !w->has_asked) {
+    if (c->state != COMM_RUNNING || !runs)
+        return;
+    if (work_awaits_peers(w) && !w->has_asked) {
         w->has_asked = 1;
         comm_ask(c);
     }
-    if (c->state != COMM_RUNNING || !runs || !work_complete(w))
+    if (!work_complete(w))
         return;
     c->works_done++;
     if (c->config.recovers)

@@ -95,11 +95,6 @@ int comm_give_up_lane(rc_comm *c, lane *l)
 
 /* ---- what goes out again ---- */
 
-static int is_needed(const out_frame *frame)
-{
-    return frame->header.type == FRAME_DATA || frame->header.type == FRAME_CALL;
-}
-
 /* Has the peer be told again that a lane is lost. */
 static void tell_again(const peer_link *ln, const frame_header *h)
 {
@@ -129,18 +124,18 @@ static rc_result send_again(rc_comm *c, peer_link *ln, frame_queue *rest)
     out_frame *frame;
     rc_result result = RC_OK;
     while ((frame = queue_pop(rest)) != NULL)
-        if (frame->header.type == FRAME_LANE_DOWN) {
-            tell_again(ln, &frame->header);
-            work_env_release(&c->env, frame);
-        } else if (!is_needed(frame)) {
-            work_env_release(&c->env, frame);
-        } else if (frame->header.type != FRAME_DATA) {
-            frame->sealed = 0;
-            link_control(ln, frame, -1);
-        } else {
+        switch ((frame_type)frame->header.type) {
+        case FRAME_DATA:
             queue_push(&data, frame);
             if (ready_again(c, frame) != RC_OK)
                 result = RC_NO_MEMORY;
+            break;
+        case FRAME_CALL:
+            frame->sealed = 0;
+            link_control(ln, frame, -1);
+            break;
+        case FRAME_LANE_DOWN: tell_again(ln, &frame->header); /* fall through */
+        default: work_env_release(&c->env, frame);
         }
     c->has_asked = 0;
     comm_tell_lost_lanes(c, ln);
@@ -196,14 +191,18 @@ rc_result comm_open_lane(rc_comm *c, lane *l, int fd)
     return RC_OK;
 }
 
+static int can_be_made_anew(const rc_comm *c, const lane *l)
+{
+    const peer_link *ln = l->link;
+    return c->state == COMM_RUNNING && l->state == LANE_LOST && !ln->is_told;
+}
+
 rc_result comm_drop_lane(rc_comm *c, int peer, int index, rc_lane_mark *out)
 {
-    const peer_link *ln = c->env.links[peer];
-    lane *l = ln->lanes[index];
+    lane *l = c->env.links[peer]->lanes[index];
     comm_give_up_lane(c, l);
     *out = (rc_lane_mark){l->made, lane_received(l), l->before, l->previous, ++l->ticket};
-    int may = c->state == COMM_RUNNING && l->state == LANE_LOST && !ln->is_told;
-    return may ? RC_OK : RC_INVALID_STATE;
+    return can_be_made_anew(c, l) ? RC_OK : RC_INVALID_STATE;
 }
 
 /* Returns how many of the frames have come that left by our last connection. */
@@ -220,8 +219,7 @@ rc_result comm_renew_lane(rc_comm *c, int peer, int index, int fd, const rc_lane
     peer_link *ln = c->env.links[peer];
     lane *l = ln->lanes[index];
     uint32_t last = ours->made > theirs->made ? ours->made : theirs->made;
-    if (c->state != COMM_RUNNING || l->state != LANE_LOST || ln->is_told ||
-        l->ticket != ours->ticket) {
+    if (!can_be_made_anew(c, l) || l->ticket != ours->ticket) {
         close(fd);
         return RC_INVALID_STATE;
     }

@@ -23,13 +23,10 @@ import weakref
 from collections.abc import Callable, Collection
 from typing import NamedTuple, Protocol
 
-from .acceptor import Acceptor
-from .dialer import Dial, Target
-from .handshake import Client, Server
-from .handshake_params import RefusedError, Role, Terms, unexpected
+from .dialer import Dial
+from .handshake_params import Role
 from .lanes import LaneId, Plan
 from .loop import READ, Loop
-from .same_user import vetting
 from .sockets import keep_alive, tune
 
 _LOOK_EVERY = 0.25
@@ -102,14 +99,8 @@ class LaneKeeper:
         self._dials: dict[LaneId, Dial] = {}
         self._meetings: dict[LaneId, _Meeting] = {}
         self._is_closing = False
-        terms = Terms(Role.LANE_ANEW, plan.job, plan.world_size, -1, plan.rank, epoch=plan.epoch)
-        self._acceptor = Acceptor(
-            self._loop,
-            plan.listeners,
-            lambda sock: Server(plan.key, terms, self._admit, vetting(plan.key, sock)),
-            lambda sock, claimed: self._meet(
-                LaneId(claimed.client_rank, claimed.rail, claimed.lane), sock
-            ),
+        self._acceptor = plan.accept(
+            self._loop, Role.LANE_ANEW, lambda _lane, _claimed: None, self._meet
         )
         self._loop.repeat(_LOOK_EVERY, self._look)
         self._thread = threading.Thread(target=self._run, name="ringcomm lanes", daemon=True)
@@ -144,30 +135,12 @@ class LaneKeeper:
             self._dials.pop(lane).stop()
         for lane in lost & self._plan.dials.keys() - self._meetings.keys():
             if lane not in self._dials or self._dials[lane].is_over:
-                self._dials[lane] = self._dial(lane, self._plan.dials[lane])
+                self._dials[lane] = self._dial(lane)
 
-    def _dial(self, lane: LaneId, target: Target) -> Dial:
-        plan = self._plan
-        terms = Terms(
-            Role.LANE_ANEW,
-            plan.job,
-            plan.world_size,
-            plan.rank,
-            lane.peer,
-            lane.rail,
-            lane.lane,
-            plan.epoch,
+    def _dial(self, lane: LaneId) -> Dial:
+        return self._plan.dial(
+            self._loop, Role.LANE_ANEW, lane, lambda sock: self._meet(lane, sock)
         )
-        return Dial(
-            self._loop,
-            target,
-            lambda sock: Client(plan.key, terms, vetting(plan.key, sock)),
-            lambda _dial, sock: self._meet(lane, sock),
-        )
-
-    def _admit(self, claimed: Terms) -> RefusedError | None:
-        lane = LaneId(claimed.client_rank, claimed.rail, claimed.lane)
-        return None if lane in self._plan.expected else unexpected(claimed)
 
     def _meet(self, lane: LaneId, sock: socket.socket) -> None:
         if lane in self._meetings:

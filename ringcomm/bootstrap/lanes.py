@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from .acceptor import Acceptor
+from .acceptor import Acceptor, TurnedAway
 from .dialer import Dial, Target
 from .handshake import Client, Server
 from .handshake_params import Key, RefusedError, Role, Terms, duplicate, unexpected
@@ -60,6 +60,55 @@ class Plan:
     """Lanes that higher ranks will dial."""
     congestion: Sequence[str] = ()
 
+    def dial(
+        self, loop: Loop, role: Role, lane: LaneId, connected: Callable[[socket.socket], None]
+    ) -> Dial:
+        """Dials a lane until its peer answers, and hands over the authenticated socket."""
+        terms = Terms(
+            role,
+            self.job,
+            self.world_size,
+            self.rank,
+            lane.peer,
+            lane.rail,
+            lane.lane,
+            self.epoch,
+        )
+        return Dial(
+            loop,
+            self.dials[lane],
+            lambda sock: Client(self.key, terms, vetting(self.key, sock)),
+            lambda _dial, sock: connected(sock),
+        )
+
+    def accept(
+        self,
+        loop: Loop,
+        role: Role,
+        admit: Callable[[LaneId, Terms], RefusedError | None],
+        welcome: Callable[[LaneId, socket.socket], None],
+        turned_away: TurnedAway | None = None,
+    ) -> Acceptor:
+        """Accepts on the listeners the lanes that are expected and that ``admit`` does not refuse,
+        and hands over their authenticated sockets."""
+        terms = Terms(role, self.job, self.world_size, -1, self.rank, epoch=self.epoch)
+
+        def judge(claimed: Terms) -> RefusedError | None:
+            lane = _lane_of(claimed)
+            return admit(lane, claimed) if lane in self.expected else unexpected(claimed)
+
+        return Acceptor(
+            loop,
+            self.listeners,
+            lambda sock: Server(self.key, terms, judge, vetting(self.key, sock)),
+            lambda sock, claimed: welcome(_lane_of(claimed), sock),
+            turned_away,
+        )
+
+
+def _lane_of(claimed: Terms) -> LaneId:
+    return LaneId(claimed.client_rank, claimed.rail, claimed.lane)
+
 
 class LaneMaker:
     """Runs one Plan. close() it after use: it closes every socket not taken from ``made``."""
@@ -72,15 +121,10 @@ class LaneMaker:
         self._progress = time.monotonic()
         self._in_vain = False
         self._loop = Loop()
-        terms = Terms(Role.LANE, plan.job, plan.world_size, -1, plan.rank, epoch=plan.epoch)
-        self._acceptor = Acceptor(
-            self._loop,
-            plan.listeners,
-            lambda sock: Server(plan.key, terms, self._admit, vetting(plan.key, sock)),
-            self._welcome,
-            self._turned_away,
+        self._acceptor = plan.accept(
+            self._loop, Role.LANE, self._admit, self._welcome, self._turned_away
         )
-        self._dials = {lane: self._dial(lane, target) for lane, target in plan.dials.items()}
+        self._dials = {lane: self._dial(lane) for lane in plan.dials}
         self._peers = {lane.peer for lane in self._all()}
 
     def run(self, deadline: float, alarm: Alarm | None = None) -> None:
@@ -175,37 +219,17 @@ class LaneMaker:
 
     # -- lanes to lower ranks --
 
-    def _dial(self, lane: LaneId, target: Target) -> Dial:
-        plan = self._plan
-        terms = Terms(
-            Role.LANE,
-            plan.job,
-            plan.world_size,
-            plan.rank,
-            lane.peer,
-            lane.rail,
-            lane.lane,
-            plan.epoch,
-        )
-        return Dial(
-            self._loop,
-            target,
-            lambda sock: Client(plan.key, terms, vetting(plan.key, sock)),
-            lambda _dial, sock: self._keep(lane, sock),
-        )
+    def _dial(self, lane: LaneId) -> Dial:
+        return self._plan.dial(self._loop, Role.LANE, lane, lambda sock: self._keep(lane, sock))
 
     # -- lanes from higher ranks --
 
-    def _admit(self, claimed: Terms) -> RefusedError | None:
-        lane = LaneId(claimed.client_rank, claimed.rail, claimed.lane)
-        if lane not in self._plan.expected:
-            return unexpected(claimed)
+    def _admit(self, lane: LaneId, claimed: Terms) -> RefusedError | None:
         if lane in self.made and not has_hung_up(self.made[lane], _ANYTHING):
             return duplicate(claimed)
         return None
 
-    def _welcome(self, sock: socket.socket, terms: Terms) -> None:
-        lane = LaneId(terms.client_rank, terms.rail, terms.lane)
+    def _welcome(self, lane: LaneId, sock: socket.socket) -> None:
         if lane in self.made:  # its other end gave up on the first try, see _admit
             self.made.pop(lane).close()
         self._keep(lane, sock)
