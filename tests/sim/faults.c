@@ -115,6 +115,9 @@ static void suspect(world *w, const fault *f)
         return;
     w->suspects |= 1U << f->process;
     w->codes |= code_of(f);
+    for (int i = 0; f->kind == FAULT_ABORT && i < w->job.groups; i++)
+        if (w->job.group[i].config.recovers > 1) /* whose last lane is lost hears of no abort */
+            w->codes |= 1U << RC_PEER_LOST;
     if (f->kind == FAULT_CLOSE)
         w->codes |= 1U << RC_SYSTEM;
     if (f->kind < FAULT_KILL)
