@@ -237,7 +237,7 @@ static void say_goodbye(rc_comm *c, int all)
 static int has_left(const void *arg)
 {
     const rc_comm *c = arg;
-    for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++)
+    for (int rank = 0; rank < c->env.world_size; rank++)
         if (c->env.links[rank] != NULL && !c->env.links[rank]->is_told)
             return 0;
     return is_flushed(c);
@@ -249,6 +249,7 @@ static void close_comm(rc_comm *c)
         return;
     for (int rank = 0; rank < c->env.world_size; rank++) {
         peer_link *ln = &c->link_storage[rank];
+        ln->is_told = 1;
         for (out_frame *frame; (frame = queue_pop(&ln->queue)) != NULL;)
             work_env_release(&c->env, frame); /* it was to go out again */
         for (int i = 0; i < ln->lane_count; i++)

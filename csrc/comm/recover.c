@@ -80,7 +80,7 @@ int comm_give_up_lane(rc_comm *c, lane *l)
 {
     peer_link *ln = l->link;
     int may = comm_has_another(l) || c->config.recovers > 1;
-    if (c->state != COMM_RUNNING || !l->keeps || l->state != LANE_OPEN || !may)
+    if (!l->keeps || l->state != LANE_OPEN || !may)
         return 0;
     if (ln->is_told) {
         lane_close(l);
@@ -191,10 +191,10 @@ rc_result comm_open_lane(rc_comm *c, lane *l, int fd)
     return RC_OK;
 }
 
-static int can_be_made_anew(const rc_comm *c, const lane *l)
+static int can_be_made_anew(const lane *l)
 {
     const peer_link *ln = l->link;
-    return c->state == COMM_RUNNING && l->state == LANE_LOST && !ln->is_told;
+    return l->state == LANE_LOST && !ln->is_told;
 }
 
 rc_result comm_drop_lane(rc_comm *c, int peer, int index, rc_lane_mark *out)
@@ -202,7 +202,7 @@ rc_result comm_drop_lane(rc_comm *c, int peer, int index, rc_lane_mark *out)
     lane *l = c->env.links[peer]->lanes[index];
     comm_give_up_lane(c, l);
     *out = (rc_lane_mark){l->made, lane_received(l), l->before, l->previous, ++l->ticket};
-    return can_be_made_anew(c, l) ? RC_OK : RC_INVALID_STATE;
+    return can_be_made_anew(l) ? RC_OK : RC_INVALID_STATE;
 }
 
 /* Returns how many of the frames have come that left by our last connection. */
@@ -219,7 +219,7 @@ rc_result comm_renew_lane(rc_comm *c, int peer, int index, int fd, const rc_lane
     peer_link *ln = c->env.links[peer];
     lane *l = ln->lanes[index];
     uint32_t last = ours->made > theirs->made ? ours->made : theirs->made;
-    if (!can_be_made_anew(c, l) || l->ticket != ours->ticket) {
+    if (!can_be_made_anew(l) || l->ticket != ours->ticket) {
         close(fd);
         return RC_INVALID_STATE;
     }

@@ -23,8 +23,10 @@ static void settle_failure(rc_comm *c)
         if (c->env.links[rank] != NULL)
             detach_link(c, c->env.links[rank]);
     for (int rank = 0; rank < c->env.world_size; rank++)
-        if (c->env.links[rank] != NULL)
+        if (c->env.links[rank] != NULL) {
             comm_send_on_all_lanes(c, c->env.links[rank], FRAME_ABORT, c->error.seq);
+            c->env.links[rank]->is_told = 1;
+        }
     comm_unexpected_drop(c);
     shared_drop(&c->shared);
     c->waiting_head = c->waiting_tail = NULL;
