@@ -181,9 +181,10 @@ class Config:
     on all ranks."""
 
     recovery: Recovery = "off"
-    """on: where ranks have several ports, a lane that is lost ends nothing while another one to the
-    same rank lives: what it had on its way goes by that, and it is made anew. off: it ends the
-    communicator. Same on all ranks."""
+    """on: a lane between hosts that is lost ends nothing. It is made anew, and what it had on its
+    way goes by another one to the same rank, or waits for it. A rank to which no lane is left is
+    lost after `peer_timeout`, or after a second if its host has closed them, as when its process
+    ends. off: a lost lane ends the communicator. Same on all ranks."""
 
     algorithm: Algorithm = "auto"
     """Algorithm of all-reduces: ring, direct, one_shot, doubling or halving; auto: the cost model

@@ -248,23 +248,9 @@ static void dead(lane *l)
             look_at_end(c, ln);
         return;
     }
-    if (comm_give_up_lane(c, l))
-        return;
     rc_error error;
-    char name[LANE_NAME_BYTES] = "";
-    error_clear(&error);
-    if (l->path.here[0] != '\0') /* else it says nothing that rank, rail and lane do not */
-        comm_name_lane(c, l, name, sizeof name);
-    const char *before_name = name[0] != '\0' ? ": " : "";
-    if (l->error.code == RC_PROTOCOL)
-        error_set(&error, RC_PROTOCOL, "on lane %d of rail %d from rank %d to rank %d %s%s%s",
-                  l->index, l->rail, l->peer, c->env.rank, l->error.message, before_name, name);
-    else
-        error_set(&error, l->error.code, "rank %d is lost: %s%s%s", l->peer, l->error.message,
-                  before_name, name);
-    error.rank = l->peer;
-    error.sys_errno = l->error.sys_errno;
-    if (error.code != RC_PROTOCOL) /* on a protocol error the peer still gets the abort */
+    comm_blame_lane(c, l, &error);
+    if (!l->keeps && error.code != RC_PROTOCOL) /* on a protocol error the peer gets the abort */
         lane_close(l);
     comm_lose_lane(c, l, &error);
 }

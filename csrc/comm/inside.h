@@ -157,8 +157,12 @@ int comm_pump(engine_member *member);
 rc_result comm_learn_received(rc_comm *c, lane *l, const frame_header *h);
 /* Returns 1 if another lane of the same link lives, as far as is known. */
 int comm_has_another(const lane *l);
-/* Gives up a lane whose frames can go on over another one. Returns 0 if they cannot. */
+/* Gives up a lane whose frames can go on over another one, or a later one. Returns 0 if they
+ * cannot.
+ */
 int comm_give_up_lane(rc_comm *c, lane *l);
+/* Returns the lane that was lost last if all of the link are, else NULL. */
+const lane *comm_last_lost(const peer_link *ln);
 /* Tells the peer of lanes that are lost, as far as it does not know. */
 void comm_tell_lost_lanes(rc_comm *c, peer_link *ln);
 /* Opens a lane over a socket, which is closed if that fails. */
@@ -187,10 +191,12 @@ static inline int comm_monitors_lane(const lane *l)
 }
 /* Returns 1 if the lane is lost, or may well be: nobody should wait for what it has sent. */
 int comm_lane_may_be_dead(const rc_comm *c, const lane *l);
-/* Gives up a lane; fails with the loss of it, the only place that does, if it cannot be replaced.
- * why is set, except for rail and lane. The lane may be closed already, if nothing can be sent over
- * it. */
+/* Gives up a lane, whose error is then why; fails with it, the only place that does, if lanes are
+ * not made anew. why is set, except for rail and lane. The lane may be closed already, if nothing
+ * can be sent over it. */
 void comm_lose_lane(rc_comm *c, lane *l, rc_error *why);
+/* Sets the error of a rank that loses this lane, by the lane's own. */
+void comm_blame_lane(const rc_comm *c, const lane *l, rc_error *error);
 /* Fails if somebody else in this process has closed a lane's socket, or a descriptor that the
  * engine waits with. Called with every heartbeat, and before a failure that may follow from it. */
 void comm_check_closed(rc_comm *c);

@@ -59,12 +59,31 @@ static const char *bytes_text(uint64_t bytes, char text[16])
 
 void comm_lose_lane(rc_comm *c, lane *l, rc_error *why)
 {
-    if (comm_give_up_lane(c, l))
-        return;
-    l->health.lost = why->code != RC_PROTOCOL; /* what arrives damaged may be answered */
     why->rail = l->rail;
     why->lane = l->index;
+    if (comm_give_up_lane(c, l)) {
+        l->error = *why;
+        return;
+    }
+    l->health.lost = why->code != RC_PROTOCOL; /* what arrives damaged may be answered */
     comm_fail(c, why);
+}
+
+void comm_blame_lane(const rc_comm *c, const lane *l, rc_error *error)
+{
+    char name[LANE_NAME_BYTES] = "";
+    error_clear(error);
+    if (l->path.here[0] != '\0') /* else it says nothing that rank, rail and lane do not */
+        comm_name_lane(c, l, name, sizeof name);
+    const char *before_name = name[0] != '\0' ? ": " : "";
+    if (l->error.code == RC_PROTOCOL)
+        error_set(error, RC_PROTOCOL, "on lane %d of rail %d from rank %d to rank %d %s%s%s",
+                  l->index, l->rail, l->peer, c->env.rank, l->error.message, before_name, name);
+    else
+        error_set(error, l->error.code, "rank %d is lost: %s%s%s", l->peer, l->error.message,
+                  before_name, name);
+    error->rank = l->peer;
+    error->sys_errno = l->error.sys_errno;
 }
 
 static lane *find_closed(const rc_comm *c)
@@ -282,17 +301,35 @@ static void forgive(rc_comm *c, uint64_t now)
     }
 }
 
+/* Returns 1 if the peer's host has closed the last lane and the peer has made none anew: a cable or
+ * a switch that fails closes nothing, so its process has ended. */
+static int has_hung_up(const lane *lost, uint64_t now)
+{
+    enum { ANEW_MS = 1000 };
+    return lost != NULL && lost->hung_up && now > lost->lost_at + ANEW_MS * CLOCK_MS;
+}
+
+static void fail_silent(rc_comm *c, const peer_link *ln, const lane *lost, uint64_t silence)
+{
+    char midst[80];
+    int is_known = lost != NULL && lost->error.code != RC_OK;
+    comm_fail_text(c, RC_PEER_LOST, is_known ? lost->error.rank : ln->peer,
+                   "rank %d has given no sign of life for %.1f s%s: %s", ln->peer,
+                   (double)silence * 1e-9, midst_text(ln->lanes[0], midst),
+                   is_known ? lost->error.message
+                            : "its process is stopped, or its host or network is down");
+}
+
 static void check_peer(rc_comm *c, peer_link *ln, uint64_t now)
 {
     uint64_t last = last_sign(ln);
-    char midst[80];
+    const lane *lost = comm_last_lost(ln);
     look_at_lanes(c, ln, now);
     int is_silent = now > last && now - last > c->config.peer_timeout_ms * CLOCK_MS;
-    if (is_silent && !c->leaving) { /* a peer that has the goodbye says nothing more */
-        comm_fail_text(c, RC_PEER_LOST, ln->peer,
-                       "rank %d has given no sign of life for %.1f s%s: its process is stopped, "
-                       "or its host or network is down",
-                       ln->peer, clock_seconds(last, now), midst_text(ln->lanes[0], midst));
+    if (has_hung_up(lost, now) && !ln->is_told)
+        comm_fail(c, &lost->error);
+    else if (is_silent && !c->leaving) { /* a peer that has the goodbye says nothing more */
+        fail_silent(c, ln, lost, now - last);
     } else if (!ln->is_told) {
         judge_lanes(c, ln, now);
         beat(c, ln, now);

@@ -1,4 +1,4 @@
-/* recover.c - lanes that are lost while others to the same peer live. See inside.h and net/lane.h.
+/* recover.c - lanes that are lost while their peer lives. See inside.h and net/lane.h.
  *
  *     here   a lane dies ---> lane_lose, LANE_DOWN by another lane: so many frames came here
  *     peer   lane_lose <----- the same back; what did not come goes out again, by other lanes
@@ -6,7 +6,8 @@
  * Each end gives a lane up once and for good, and tells so once: from then on it reads nothing more
  * of it, so the count that it tells is final. The other end releases as many of the frames that it
  * has kept, and sends all that come after them again. So a frame is applied once, whatever was on
- * its way; one that was half there is forgotten (work_abandon).
+ * its way; one that was half there is forgotten (work_abandon). With the last lane of a link the
+ * counts wait for the marks of the next connection (rc_lane_mark).
  *
  * What a frame still needs is its payload as it was. One that goes out again has it for itself; one
  * that is only kept may have it in the caller's memory until its work ends (work_env_keep). That
@@ -79,8 +80,7 @@ void comm_tell_lost_lanes(rc_comm *c, peer_link *ln)
 int comm_give_up_lane(rc_comm *c, lane *l)
 {
     peer_link *ln = l->link;
-    int may = comm_has_another(l) || c->config.recovers > 1;
-    if (!l->keeps || l->state != LANE_OPEN || !may)
+    if (!l->keeps || l->state != LANE_OPEN)
         return 0;
     if (ln->is_told) {
         lane_close(l);
@@ -91,6 +91,19 @@ int comm_give_up_lane(rc_comm *c, lane *l)
     comm_tell_lost_lanes(c, ln);
     link_pump(ln);
     return 1;
+}
+
+const lane *comm_last_lost(const peer_link *ln)
+{
+    const lane *last = NULL;
+    for (int i = 0; i < ln->lane_count; i++) {
+        const lane *l = ln->lanes[i];
+        if (l->state == LANE_OPEN)
+            return NULL;
+        if (l->state == LANE_LOST && (last == NULL || l->lost_at > last->lost_at))
+            last = l;
+    }
+    return last;
 }
 
 /* ---- what goes out again ---- */
@@ -185,7 +198,7 @@ rc_result comm_open_lane(rc_comm *c, lane *l, int fd)
     const peer_link *ln = l->link;
     RC_TRY(lane_open(l, fd, c->config.segment_bytes, c->config.epoch));
     l->sender = c->sender;
-    l->keeps = c->config.recovers > 1 || (c->config.recovers && ln->lane_count > 1);
+    l->keeps = c->config.recovers;
     if (ln->lane_count > 1)
         lane_stripe(l);
     return RC_OK;

@@ -181,8 +181,8 @@ typedef struct rc_comm_config {
     uint32_t threads;   /* 2: a second thread of the engine sends for long works; 0, 1: none */
     uint32_t link_mbit; /* Mbit/s of a port of the slowest rank, by which RC_AUTO chooses; 0: not
                            known, and taken for 1000; same on all ranks */
-    int32_t recovers; /* 1: a lane that is lost ends nothing while another to its peer lives; 2: nor
-                         does the last one, for peer_timeout_ms, as the caller makes lost ones anew
+    int32_t recovers; /* 1: a lane that is lost ends nothing for peer_timeout_ms, or for a second if
+                         the peer's host has closed the last one: the caller makes lost ones anew
                          (rc_comm_renew_lane); same on all ranks */
 } rc_comm_config;
 
@@ -234,7 +234,7 @@ typedef struct rc_lane_mark {
     uint32_t ticket;   /* not for the peer: of this mark; only the last one of a lane is good */
 } rc_lane_mark;
 
-/* Where lanes are made anew (recovers is 2): gives up a lane, also one that seems well, as its peer
+/* Where lanes are made anew (recovers): gives up a lane, also one that seems well, as its peer
  * may know better, and writes the mark that the peer is to get. Returns RC_INVALID_STATE if the
  * lane cannot be made anew, as after a goodbye. */
 rc_result rc_comm_drop_lane(rc_comm *comm, int peer, int lane, rc_lane_mark *out);

@@ -95,7 +95,8 @@ struct lane {
     int peer;
     lane_path path;
     lane_health health;
-    rc_error error; /* first failure */
+    rc_error error; /* why it broke, or was given up; of the connection of now */
+    int hung_up;    /* the peer's host has closed it, so that one lives */
 
     outbox out;
     uint64_t out_bytes;    /* of frames pushed and not given back, sent ones included */
@@ -111,6 +112,7 @@ struct lane {
     uint64_t untold_bytes; /* received since */
     int is_settled;        /* a lost lane: what it had kept has come, or goes out again */
     int is_told;           /* .. and the peer is told what has come */
+    uint64_t lost_at;      /* ns */
     uint32_t made;         /* how often it has been connected */
     uint32_t ticket;       /* of its last mark (rc_lane_mark) */
     uint64_t sent_before, received_before; /* frames before that */

@@ -90,7 +90,7 @@ class Bringup:
         pairings = pair_all(self._ports)
         self._pairings = pairings[self._rank]
         several = any(len(ways) > 1 for to in pairings for ways in to.values())
-        self._recovers = self._config.recovery == "on" and several
+        self._recovers = self._config.recovery == "on" and (several or not self._single_host)
         self._link_mbit = slowest(self._ports, pairings, self._host_numbers)
         self._warn_unpaired()
         self._maker = maker = LaneMaker(self._plan())

@@ -71,7 +71,7 @@ class Mesh:
     """Nominal speed of the links between hosts, the same on all ranks; 0: not known, or no such
     links."""
     recovers: bool = False
-    """True on all ranks if a lane that is lost is replaced by others."""
+    """True on all ranks if a lane that is lost ends nothing, and is made anew."""
     keeping: list[Any] = dataclasses.field(default_factory=list)
     """What makes lost lanes anew, a keeper.Keeping with listening sockets; empty if nothing does,
     or once it is handed on."""

@@ -59,6 +59,30 @@ static void lost_port_is_named(void)
     }
 }
 
+/* Where lanes are made anew a lost port ends nothing by itself, also the last. */
+static void last_port_is_named_once_the_peer_is_lost(void)
+{
+    stage s = stage_open((stage_options){.lanes = 2,
+                                         .rails = 1,
+                                         .tcp = 1,
+                                         .recovers = 1,
+                                         .heartbeat_ms = 50,
+                                         .peer_timeout_ms = 600});
+    rc_call call = small_call(RC_ALLREDUCE, data, 10);
+    rc_work *work = submit(s.comm, &call);
+    news n = {.length = 0};
+    add_link(&n, RTM_NEWLINK, PEER_PORT, IFF_UP, AF_UNSPEC);
+    add_link(&n, RTM_NEWLINK, SECOND, IFF_UP, AF_UNSPEC);
+    tell(&s, &n);
+    rc_error error;
+    CHECK_EQ(outcome(work, &error), RC_PEER_LOST);
+    CHECK_EQ(error.rank, 0);
+    expect_text(&error, "rank 1 has given no sign of life for 0.");
+    expect_text(&error, "is cut: the port of rank 0 has no carrier");
+    rc_work_free(work);
+    stage_close(&s);
+}
+
 static int is_lost(const stage *s, int index)
 {
     engine_lock(s->engine);
@@ -228,6 +252,7 @@ int main(void)
 {
     static const check_test tests[] = {
         {"lost_port_is_named", lost_port_is_named},
+        {"last_port_is_named_once_the_peer_is_lost", last_port_is_named_once_the_peer_is_lost},
         {"port_that_comes_back_was_not_lost", port_that_comes_back_was_not_lost},
         {"dropped_news_prove_nothing", dropped_news_prove_nothing},
         {"forked_child_lets_go", forked_child_lets_go},

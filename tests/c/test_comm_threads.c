@@ -127,7 +127,7 @@ static void lanes_may_be_lost_while_it_sends(void)
 {
     for (int trial = 0; trial < 8; trial++) {
         world *w = world_open((world_options){
-            .size = 2, .lanes = 3, .tcp = 1, .threads = 2, .recovers = 2, .engines = trial % 2});
+            .size = 2, .lanes = 3, .tcp = 1, .threads = 2, .recovers = 1, .engines = trial % 2});
         for (int round = 0; round < 9; round++) {
             void (*const harm[])(world *) = {NULL, cut_a_lane, renew_lanes};
             run_bulk(w, round % 3 ? BULK : 5000, round, harm[round % 3]);

@@ -73,14 +73,14 @@ static unsigned code_of(const fault *f)
 }
 
 /* Notes the fault of a lane in its link. Returns 1 if others of it carry on, or it is made anew:
- * where that is done only silence on all lanes ends a communicator. */
+ * then only silence on all lanes ends a communicator. */
 static int hurts_no_more(world *w, sim_link *ln, int at, const fault *f)
 {
     int count = ln->count, hurt = 0;
-    int is_made_anew = ln->group->is->config.recovers > 1 && f->kind != FAULT_DARK_ONE &&
-                       f->kind != FAULT_DARK_BOTH && f->kind != FAULT_CLOSE;
+    int is_made_anew =
+        f->kind != FAULT_DARK_ONE && f->kind != FAULT_DARK_BOTH && f->kind != FAULT_CLOSE;
     unsigned codes = code_of(f);
-    if (ln->group->is->config.recovers == 0)
+    if (!ln->group->is->config.recovers)
         return 0;
     if (!is_made_anew)
         ln->hurt[at] |= code_of(f);
@@ -88,9 +88,7 @@ static int hurts_no_more(world *w, sim_link *ln, int at, const fault *f)
         hurt += ln->hurt[i] != 0;
         codes |= ln->hurt[i];
     }
-    /* Where the last lane may not be lost, it may be the last for one end that is to take over. */
-    int is_last = ln->was_anew && ln->group->is->config.recovers == 1;
-    if (hurt < count && f->kind != FAULT_CLOSE && !is_last)
+    if (hurt < count && f->kind != FAULT_CLOSE)
         return 1;
     w->codes |= codes; /* whichever of them ends it */
     return 0;
@@ -116,7 +114,7 @@ static void suspect(world *w, const fault *f)
     w->suspects |= 1U << f->process;
     w->codes |= code_of(f);
     for (int i = 0; f->kind == FAULT_ABORT && i < w->job.groups; i++)
-        if (w->job.group[i].config.recovers > 1) /* whose last lane is lost hears of no abort */
+        if (w->job.group[i].config.recovers) /* whose last lane is lost hears of no abort */
             w->codes |= 1U << RC_PEER_LOST;
     if (f->kind == FAULT_CLOSE)
         w->codes |= 1U << RC_SYSTEM;

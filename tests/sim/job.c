@@ -106,7 +106,7 @@ static void draw_group(job *j, job_group *g)
     g->is_split = g != j->group && pick(j, 2);
     g->rails = 1 + (int)pick(j, 3);
     g->lanes = 1 + (int)pick(j, 2);
-    g->config.recovers = (int)pick(j, 3);
+    g->config.recovers = pick(j, 3) > 0;
     for (int i = 0; i < g->rails; i++)
         g->wire[i] = draw_wire(j, &g->config);
     draw_calls(j, g);

@@ -138,7 +138,6 @@ static void renew_lane(world *w, group *g, sim_link *ln, int lane)
     ln->lanes[lane] =
         os_lane(g->is->process[ln->a], process, &g->is->wire[lane / g->is->lanes], fds);
     ln->hurt[lane] = 0;
-    ln->was_anew = 1;
     a.fd = fds[0];
     b.fd = fds[1];
     os_trace(process, "makes lane %d anew, as lane %d", lane, ln->lanes[lane]);
@@ -152,7 +151,7 @@ void renew_lanes(world *w, group *g, int rank)
 {
     hand_over_late(w, g, rank);
     os_enter(g->is->process[rank]);
-    for (int i = 0; i < w->link_count && g->is->config.recovers > 0; i++) {
+    for (int i = 0; i < w->link_count && g->is->config.recovers; i++) {
         sim_link *ln = &w->links[i];
         for (int lane = 0; lane < g->is->rails * g->is->lanes; lane++) {
             if (ln->group != g || ln->b != rank || !is_there(g, rank))
@@ -161,8 +160,8 @@ void renew_lanes(world *w, group *g, int rank)
             const struct lane *far =
                 is_there(g, ln->a) ? g->members[ln->a].comm->env.links[rank]->lanes[lane] : l;
             int is_well = l->state != LANE_LOST && far->state != LANE_LOST;
-            if (!is_well || (g->is->config.recovers > 1 && w->anew < MOST_ANEW &&
-                             pick(w, TURNS_WELL) == 0 && w->anew++ < MOST_ANEW))
+            if (!is_well ||
+                (w->anew < MOST_ANEW && pick(w, TURNS_WELL) == 0 && w->anew++ < MOST_ANEW))
                 renew_lane(w, g, ln, lane);
         }
     }

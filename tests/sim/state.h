@@ -43,7 +43,7 @@ typedef struct group {
  * noted by the code with which calls may fail for it. */
 typedef struct sim_link {
     const group *group;
-    int a, b, count, was_anew, lanes[JOB_MOST_LANES];
+    int a, b, count, lanes[JOB_MOST_LANES];
     unsigned hurt[JOB_MOST_LANES];
 } sim_link;
 
