@@ -53,15 +53,18 @@ void work_env_release(work_env *env, out_frame *frame)
     *env->frames = frame;
 }
 
-/* Payloads of at most so many bytes are kept in memory of their own size: of a pool's buffers, of
- * a segment each, they would fill a small part. */
-enum { SMALL_BYTES = 16 << 10 };
+/* Returns 1 for a payload that is kept in memory of its own size: of a pool's buffer, which is that
+ * of a segment, it would fill a small part. */
+static int is_small(const work_env *env, const out_frame *frame)
+{
+    return frame->header.length <= env->segment_bytes / 16;
+}
 
 /* Copies a payload into memory of the frame's own. Returns 0 if there is none. */
 static int copy_payload(work_env *env, out_frame *frame)
 {
     pool_buffer *buffer = NULL;
-    if (frame->header.length <= SMALL_BYTES)
+    if (is_small(env, frame))
         frame->copy = malloc(frame->header.length + (size_t)1);
     else
         buffer = pool_take(env->buffers);
@@ -77,7 +80,7 @@ static int copy_payload(work_env *env, out_frame *frame)
 
 rc_result work_env_own(work_env *env, out_frame *frame)
 {
-    int fits = frame->copy != NULL || (frame->buffer != NULL && frame->header.length > SMALL_BYTES);
+    int fits = frame->copy != NULL || (frame->buffer != NULL && !is_small(env, frame));
     if (!fits && !copy_payload(env, frame))
         return RC_NO_MEMORY;
     disown(frame);
@@ -88,8 +91,7 @@ rc_result work_env_keep(work_env *env, out_frame *frame)
 {
     rc_work *w = frame->owner;
     rc_result result = RC_OK;
-    int is_large = frame->header.length > SMALL_BYTES;
-    if (is_large && frame->buffer == NULL && !joined_sends_src(w)) {
+    if (!is_small(env, frame) && frame->buffer == NULL && !joined_sends_src(w)) {
         list_append(&w->borrowed, &frame->borrowed);
         w->borrowed_bytes += frame->header.length;
     } else {

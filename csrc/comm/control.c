@@ -72,18 +72,19 @@ int comm_tell_lane_down(rc_comm *c, const lane *l, uint16_t made, uint32_t recei
 
 void comm_tell_received(rc_comm *c, lane *l)
 {
-    enum { BYTES = 512 << 10, FRAMES = 64 };
-    if (l->keeps && (l->untold_bytes >= BYTES || l->received_frames - l->told_frames >= FRAMES))
+    enum { SEGMENTS = 2, FRAMES = 64 };
+    if (l->keeps && (l->untold_bytes >= SEGMENTS * (uint64_t)c->config.segment_bytes ||
+                     l->received_frames - l->told_frames >= FRAMES))
         comm_send_control(c, l->link, FRAME_HEARTBEAT, c->called, 0, 0, l->index);
 }
 
 void comm_tell_at_end(rc_comm *c)
 {
-    enum { BYTES = 64 << 10 }; /* else it can wait */
+    uint64_t least = c->config.segment_bytes / 4; /* else it can wait */
     for (int rank = 0; rank < c->env.world_size; rank++) {
         peer_link *ln = c->env.links[rank];
         for (int i = 0; ln != NULL && i < ln->lane_count; i++)
-            if (ln->lanes[i]->keeps && ln->lanes[i]->untold_bytes >= BYTES)
+            if (ln->lanes[i]->keeps && ln->lanes[i]->untold_bytes >= least)
                 comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, 0, i);
     }
 }

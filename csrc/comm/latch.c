@@ -20,17 +20,16 @@ void comm_finish_complete(rc_comm *c, rc_work *w)
     int runs = w->state == WORK_ON_LINKS || w->state == WORK_IN_MEMORY;
     if (c->state != COMM_RUNNING || !runs)
         return;
-    if (work_awaits_peers(w) && !w->has_asked) {
+    if (work_complete(w)) {
+        c->works_done++;
+        comm_active_remove(c, w);
+        comm_end(c, w, RC_OK);
+        if (c->config.recovers)
+            comm_tell_at_end(c);
+    } else if (work_awaits_peers(w) && !w->has_asked) {
         w->has_asked = 1;
-        comm_ask(c);
+        comm_ask(c); /* last: what is sent may bring frames back, with which the work ends */
     }
-    if (!work_complete(w))
-        return;
-    c->works_done++;
-    if (c->config.recovers)
-        comm_tell_at_end(c);
-    comm_active_remove(c, w);
-    comm_end(c, w, RC_OK);
 }
 
 void comm_fail(rc_comm *c, const rc_error *error)

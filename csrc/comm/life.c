@@ -223,7 +223,7 @@ static void say_goodbye(rc_comm *c, int all)
             continue;
         ln->is_owed = comm_owes(ln);
         owes |= ln->is_owed;
-        if (!ln->is_owed || all) {
+        if (all || (!ln->is_owed && comm_last_lost(ln) == NULL)) { /* else no lane takes it now */
             comm_send_on_all_lanes(c, ln, FRAME_GOODBYE, c->called);
             ln->is_told = 1;
         }

@@ -1,7 +1,7 @@
 /* port_watch.c - the ports of this host as the kernel reports them, and the lanes of a port that is
  * lost. See inside.h and net/ports.h.
  *
- * Invariant. A port that comes back within PORT_GRACE_MS was never lost.
+ * Invariant. A port that comes back within port_grace() was never lost.
  */
 #include <netinet/in.h>
 #include <string.h>
@@ -12,8 +12,13 @@
 #include "../base/error.h"
 #include "inside.h"
 
-/* A network manager may take an address away and give it back at once. */
-enum { PORT_GRACE_MS = 400 };
+/* Returns ns: a network manager may take an address away and give it back at once. Where its lanes
+ * are made anew a mistake costs little. */
+static uint64_t port_grace(const rc_comm *c)
+{
+    enum { ENDS_MS = 400, RECOVERS_MS = 100 };
+    return (c->config.recovers ? RECOVERS_MS : ENDS_MS) * CLOCK_MS;
+}
 
 static const char *port_text(const lane *l)
 {
@@ -39,11 +44,10 @@ static void judge_port(rc_comm *c, lane *l, uint64_t now)
 }
 
 /* Returns when the lane's port is to be judged if it does not come back. */
-static uint64_t port_due(const lane *l)
+static uint64_t port_due(const rc_comm *c, const lane *l)
 {
-    return comm_monitors_lane(l) && l->health.port_lost != 0
-               ? l->health.port_lost + PORT_GRACE_MS * CLOCK_MS
-               : ENGINE_NEVER;
+    return comm_monitors_lane(l) && l->health.port_lost != 0 ? l->health.port_lost + port_grace(c)
+                                                             : ENGINE_NEVER;
 }
 
 uint64_t comm_check_ports(rc_comm *c, uint64_t now)
@@ -52,7 +56,7 @@ uint64_t comm_check_ports(rc_comm *c, uint64_t now)
     for (int rank = 0; rank < c->env.world_size; rank++) {
         const peer_link *ln = c->env.links[rank];
         for (int i = 0; ln != NULL && i < ln->lane_count; i++) {
-            uint64_t due = port_due(ln->lanes[i]);
+            uint64_t due = port_due(c, ln->lanes[i]);
             if (due <= now)
                 judge_port(c, ln->lanes[i], now);
             else if (due < next)
@@ -72,7 +76,7 @@ static void note_port(rc_comm *c, lane *l)
     else if (h->port_lost == 0)
         h->port_lost = clock_ns();
     if (lost && comm_monitors_lane(l))
-        engine_schedule(c->engine, &c->member, port_due(l));
+        engine_schedule(c->engine, &c->member, port_due(c, l));
 }
 
 /* Returns 1 if the lane's end here has this address. */

@@ -146,6 +146,11 @@ static void renew_lane(world *w, group *g, sim_link *ln, int lane)
     os_enter(process);
 }
 
+static int has_told(const struct lane *l)
+{
+    return ((const peer_link *)l->link)->is_told;
+}
+
 /* The higher rank dials. */
 void renew_lanes(world *w, group *g, int rank)
 {
@@ -160,8 +165,8 @@ void renew_lanes(world *w, group *g, int rank)
             const struct lane *far =
                 is_there(g, ln->a) ? g->members[ln->a].comm->env.links[rank]->lanes[lane] : l;
             int is_well = l->state != LANE_LOST && far->state != LANE_LOST;
-            if (!is_well ||
-                (w->anew < MOST_ANEW && pick(w, TURNS_WELL) == 0 && w->anew++ < MOST_ANEW))
+            if (!is_well || (w->anew < MOST_ANEW && !has_told(l) && !has_told(far) &&
+                             pick(w, TURNS_WELL) == 0 && w->anew++ < MOST_ANEW))
                 renew_lane(w, g, ln, lane);
         }
     }
