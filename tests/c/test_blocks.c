@@ -41,6 +41,9 @@ static rc_call call_at(cu_address at, uint64_t count, rc_codec codec, rc_op op)
     return call;
 }
 
+static int
+    full_at; /* which allocation on GPUs of the next step fails for want of memory; 0: none */
+
 /* One step of all ranks. 1 if all have the result. */
 static int step(const flights *all, const tensors *t, rc_feedback **feedback, rc_codec codec,
                 rc_op op, const float *want)
@@ -49,8 +52,12 @@ static int step(const flights *all, const tensors *t, rc_feedback **feedback, rc
     cu_address at[WORLD_MAX];
     float *got = malloc(t->count * sizeof *got);
     int right = 1;
-    for (int rank = 0; rank < t->size; rank++) {
+    for (int rank = 0; rank < t->size; rank++)
         at[rank] = on_device(t->src[rank], t->count);
+    if (full_at > 0)
+        fake_cuda_fail("cuMemAlloc_v2", full_at, CU_OUT_OF_MEMORY);
+    full_at = 0;
+    for (int rank = 0; rank < t->size; rank++) {
         rc_call call = call_at(at[rank], t->count, codec, op);
         call.feedback = feedback != NULL ? feedback[rank] : NULL;
         in_flight[rank] = flights_submit(all, rank, &call, CU_LEGACY_STREAM);
@@ -91,6 +98,26 @@ static void flights_give_what_host_tensors_give(void)
     for (int size = 2; size <= 4; size++)
         for (size_t c = 0; c < CHECK_COUNT(codecs); c++)
             one_world(size, c % 2 ? COUNT : 700, codecs[c], c / 2 ? RC_AVG : RC_SUM);
+}
+
+/* The CPU packs or unpacks for a GPU that has no memory for it, to the same bits. */
+static void the_cpu_helps_a_gpu_that_is_full(void)
+{
+    for (int size = 2; size <= 3; size++)
+        for (int k = 1; k <= 2 * size; k++) { /* a rank takes memory to pack, then to unpack */
+            flights *all = flights_open(size, "", ptx(), 1 << 20);
+            world *other = other_world(size);
+            twins both = twins_open(size, COUNT, 0);
+            int before = fake_cuda_faults();
+            twins_draw(&both, other, RC_CODEC_INT4, RC_SUM);
+            full_at = k;
+            CHECK(step(all, &both.t, NULL, RC_CODEC_INT4, RC_SUM, both.other.dst[0]));
+            CHECK_EQ(fake_cuda_faults(), before);
+            twins_close(&both);
+            world_close(other);
+            flights_close(all);
+            gpu_expect_clean();
+        }
 }
 
 /* ---- faults and failures ---- */
@@ -205,6 +232,7 @@ int main(void)
     const check_test tests[] = {
         {"which flights it takes", which_flights_it_takes},
         {"flights give what host tensors give", flights_give_what_host_tensors_give},
+        {"the CPU helps a GPU that is full", the_cpu_helps_a_gpu_that_is_full},
         {"faults are seen", faults_are_seen},
         {"failures leave nothing behind", failures_leave_nothing_behind},
     };
