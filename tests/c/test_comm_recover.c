@@ -249,6 +249,21 @@ static void who_leaves_waits_for_word(void)
     }
 }
 
+/* Its goodbye says that some of it may not have come, and a lane by which it may have is lost. */
+static void who_leaves_too_early_is_lost(void)
+{
+    stage s = open_two_lanes();
+    rc_call call = small_call(RC_ALLREDUCE, data, 1);
+    rc_work *work = submit(s.comm, &call);
+    frame_header h = control_header(FRAME_GOODBYE, 0);
+    h.segment = 1;
+    play_down(s.far[1][1], 0, 0);
+    play(s.far[1][1], h, NULL);
+    hang_up(&s, 1);
+    expect_failure(work, RC_PEER_LOST, "shut down before all that it had sent came");
+    stage_close(&s);
+}
+
 /* ---- a lane that is made anew ---- */
 
 /* Gives the rank under test a new socket for lane 0, of which the far end says that it got so many
@@ -297,6 +312,17 @@ static void a_lane_comes_back(void)
     stage_close(&s);
 }
 
+static void a_mark_counts_no_more_than_was_sent(void)
+{
+    rc_lane_mark mark;
+    stage s = open_two_lanes();
+    rc_call call = small_call(RC_ALLREDUCE, data, 1);
+    rc_work *work = submit(s.comm, &call);
+    CHECK_EQ(renew(&s, 100, &mark), RC_PROTOCOL);
+    expect_failure(work, RC_PROTOCOL, "rank 1 says that frames came which were not sent");
+    stage_close(&s);
+}
+
 static void only_the_last_mark_is_good(void)
 {
     rc_lane_mark first, last, theirs = {.made = 1};
@@ -339,7 +365,9 @@ int main(void)
         {"a_peer_that_hangs_up_is_lost", a_peer_that_hangs_up_is_lost},
         {"nonsense_is_refused", nonsense_is_refused},
         {"who_leaves_waits_for_word", who_leaves_waits_for_word},
+        {"who_leaves_too_early_is_lost", who_leaves_too_early_is_lost},
         {"a_lane_comes_back", a_lane_comes_back},
+        {"a_mark_counts_no_more_than_was_sent", a_mark_counts_no_more_than_was_sent},
         {"only_the_last_mark_is_good", only_the_last_mark_is_good},
         {"a_question_is_answered", a_question_is_answered},
     };
