@@ -42,7 +42,7 @@ class Claim:
     advised: bool = False
 
 
-STALE = ("adamw", "muon", "sgd", "lion")
+STALE = ("adamw", "sgd")
 
 CLAIMS = (
     Claim("controls", "adamw-other-seeds", "adamw", "null", NULL),
@@ -115,7 +115,6 @@ CLAIMS = (
     Claim("known bad", "onebit-adam-no-mask", "onebit-adam-5", "bad"),
     Claim("known bad", "int4-no-feedback", "adamw", "bad"),
     Claim("known bad", "sgd-onebit-no-feedback", "sgd", "bad"),
-    Claim("known bad", "outer-momentum-.9", "outer", "bad"),
     Claim("known bad", "outer-momentum-.9", "outer-mean", "bad", None, "T4"),
     Claim("known bad", "adamw-stale-raw", "adamw", "bad"),
     Claim("other baselines", "accumulate-4", "adamw", "printed"),

@@ -522,7 +522,7 @@ _OUTER = (
             codec="none",
             rule=("Nesterov", 0.7, 0.9),
         ),
-        settings=("T1", "T4"),
+        settings=("T4",),
     ),
     _outer("outer-muon", "OuterStep, H = 10, int4, Muon inside", inner="muon"),
     dataclasses.replace(
@@ -577,13 +577,11 @@ _STALE = (
             {"inner": inner, "correction": correction},
             lrs,
             ("ringcomm.torch.Stale1", "ringcomm.torch.HookState:pace"),
-            version=2 if correction and inner != "lion" else 1,
+            version=2 if correction else 1,
         )
         for inner, told, lrs in (
             ("adamw", "AdamW", ADAM),
-            ("muon", "Muon", MUON),
             ("sgd", "SGD", SGD),
-            ("lion", "Lion", LION),
         )
         for ending, correction, words in (("", True, "corrected"), ("-raw", False, "not corrected"))
     ),
