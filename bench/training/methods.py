@@ -577,6 +577,7 @@ _STALE = (
             {"inner": inner, "correction": correction},
             lrs,
             ("ringcomm.torch.Stale1", "ringcomm.torch.HookState:pace"),
+            version=2 if correction and inner != "lion" else 1,
         )
         for inner, told, lrs in (
             ("adamw", "AdamW", ADAM),
@@ -592,6 +593,7 @@ _STALE = (
         stale,
         {"inner": "adamw", "correction": True, "compression": "int4"},
         tuned_as="adamw-stale",
+        version=2,
     ),
 )
 

@@ -9,8 +9,10 @@ after each step the optimizer makes one more on trial, with this rank's gradient
 
 u is the optimizer's own step from its own state, so a gradient answers to the step before it, as in
 synchronous training at a constant rate. Only the noise of one rank's gradient is added, in one
-step's weight. By that noise a rank's gradient is longer than the mean, and would turn more signs of
-a momentum: for an optimizer that goes by signs g has the length of the mean that was applied last.
+step's weight. What the mean before it went through between backward and step, as a scale or a
+clipping, g goes through too: by the same factor. By its noise a rank's gradient is longer than the
+mean, and would turn more signs of a momentum: for an optimizer that goes by signs g has the length
+of the mean that was applied last.
 
 Invariants: the model holds the weights ahead from a forward that trains to the end of the backward
 that is exchanged, and at no other time: an evaluation, a ``state_dict`` of the model and the
@@ -36,8 +38,6 @@ from .buckets import in_shape_of
 from .guards import is_named
 from .steps import after_steps, before_steps, has_any, remove_all
 
-_DECAY = 0.99  # of the unit, per step
-_CLIPPED = 0.999  # of the unit: what is shorter has been clipped; of a limit: to a lower one
 # Elements that are tried at once, as so many of the optimizer's state are copied: for a cache.
 _CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
 _BY_SIGNS = ("lion", "sign", "rprop")
@@ -66,8 +66,6 @@ class Correction:
         # Lengths of this rank's gradient, of the late mean, and of what was applied.
         self._norms: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._applied: dict[int, torch.Tensor] = {}
-        # Of an optimizer, by its first parameter: unit and limit, 0 while none is known.
-        self._units: dict[int, torch.Tensor] = {}
         self._is_ahead = self._is_aside = False
         self._handles: list[Any] = []
         weakref.finalize(self, remove_all, self._handles).atexit = False
@@ -81,8 +79,8 @@ class Correction:
             name: weight for name, weight in model.named_parameters() if weight.is_floating_point()
         }
         self._names = {id(weight): name for name, weight in self._weights.items()}
-        self._elsewhere, self._sent, self._norms, self._units = {}, {}, {}, {}
-        self._applied, self._in_flight, self._ready = {}, set(), set()
+        self._elsewhere, self._sent, self._norms, self._applied = {}, {}, {}, {}
+        self._in_flight, self._ready = set(), set()
         self._is_ahead = self._is_aside = False
         hooks: Any = model  # some of these are without types in torch, or of its later releases
         end = _Call(self, "end_backward")
@@ -191,50 +189,17 @@ class Correction:
     def _factor(
         self, optimizer: torch.optim.Optimizer, weights: Sequence[torch.nn.Parameter]
     ) -> torch.Tensor:
-        """Returns the factor of this rank's gradients in flight on trial: it makes of them what
-        would be applied; for an optimizer that goes by signs, a vector as long as that was."""
+        """Returns the factor of this rank's gradients in flight on trial: that of the mean between
+        hook and step; for an optimizer that goes by signs, one that gives them the length of what
+        was applied. It is 0 where no mean tells."""
         device = weights[0].device
         norms = [self._norms[id(weight)] for weight in weights]
         sent, late = (_length([pair[which] for pair in norms], device) for which in (0, 1))
         # Gradients that a closure has made within the step:
         self._measure([weight for weight in weights if id(weight) not in self._applied], None)
         applied = _length([self._applied.pop(id(weight)) for weight in weights], device)
-        if is_named(type(optimizer), _BY_SIGNS):
-            factor = applied / sent
-        else:
-            first = next(
-                p
-                for group in optimizer.param_groups
-                for p in group["params"]
-                if id(p) in self._names
-            )
-            factor = self._as_applied(id(first), sent, late, applied)
+        factor = applied / (sent if is_named(type(optimizer), _BY_SIGNS) else late)
         return torch.where(sent.isfinite() & factor.isfinite(), factor, 0.0)
-
-    def _as_applied(
-        self, key: int, sent: torch.Tensor, late: torch.Tensor, applied: torch.Tensor
-    ) -> torch.Tensor:
-        """Returns the factor that makes of a hook's gradient one that is applied, as the means
-        before showed it: how much shorter they were when applied than when the hook returned them
-        is the unit, such as a scale that the hook does not know, and where they were shorter still,
-        they were clipped to a limit.
-
-        Args:
-            key: the optimizer's, in ``_units``.
-            sent, late, applied: the lengths of this rank's gradient, of the mean that the hook
-                returned, and of that in the step.
-        """
-        unit, limit = self._units.get(key, sent.new_zeros(2))
-        known = applied.isfinite() & late.isfinite() & (late > 0)
-        now = torch.where(known, applied / late, 0.0)
-        unit = torch.maximum(now, _DECAY * unit)
-        clipped = known & (now < _CLIPPED * unit)
-        lower, higher = applied < _CLIPPED * limit, _CLIPPED * applied > limit
-        limit = torch.where(clipped & ~lower, torch.maximum(limit, applied), limit)
-        limit = torch.where(clipped & lower, applied, limit)
-        limit = torch.where(known & ~clipped & higher, 0.0, limit)  # it is not clipped any more
-        self._units[key] = torch.stack([unit, limit])
-        return torch.minimum(unit, torch.where(limit > 0, limit / sent, torch.inf))
 
     def _stand_in(self, weight: torch.nn.Parameter, factor: torch.Tensor) -> torch.Tensor:
         """Makes a copy of the weight with the gradient to try."""
@@ -282,17 +247,14 @@ class Correction:
         self._ready.clear()
 
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Returns this rank's weights ahead and what is known of units, by parameter."""
+        """Returns this rank's weights ahead, by parameter."""
         self.end_backward()
-        return {
-            "ahead": {self._names[key]: self._elsewhere[key].clone() for key in self._ready},
-            "units": {self._names[key]: of for key, of in self._units.items()},
-        }
+        return {"ahead": {self._names[key]: self._elsewhere[key].clone() for key in self._ready}}
 
     def require(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Raises ConfigError for a state of another model."""
-        ahead, units = state.get("ahead", {}), state.get("units", {})
-        known = self._weights.keys() >= ahead.keys() | units.keys()
+        ahead = state.get("ahead", {})
+        known = self._weights.keys() >= ahead.keys()
         if not known or any(ahead[name].shape != self._weights[name].shape for name in ahead):
             raise ConfigError("the state's weights are of another model than this hook's")
 
@@ -300,15 +262,12 @@ class Correction:
         """Restores what ``state_dict`` returned; an empty state clears. Load the model's weights
         first: loading them discards what is restored here."""
         self.require(state)
-        ahead, units = state.get("ahead", {}), state.get("units", {})
+        ahead = state.get("ahead", {})
         self.end_backward()
         self.clear()
         weights = {name: self._weights[name] for name in ahead}
         self._elsewhere = {id(each): ahead[name].to(each).clone() for name, each in weights.items()}
         self._ready = set(self._elsewhere)
-        self._units = {
-            id(self._weights[name]): of.to(self._weights[name].device) for name, of in units.items()
-        }
 
 
 def _norms(tensors: Sequence[torch.Tensor | None], scale: float = 1.0) -> list[torch.Tensor]:
