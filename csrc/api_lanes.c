@@ -135,7 +135,7 @@ int rc_comm_lane_stats(rc_comm *comm, rc_lane_stats *out, int capacity)
     return count;
 }
 
-int rc_comm_lost_lanes(rc_comm *comm, int32_t *peers, int32_t *lanes, int capacity)
+int rc_comm_lost_lanes(rc_comm *comm, rc_lost_lane *out, int capacity)
 {
     int count = 0;
     if (is_forked(comm->engine))
@@ -146,10 +146,8 @@ int rc_comm_lost_lanes(rc_comm *comm, int32_t *peers, int32_t *lanes, int capaci
         for (int i = 0; i < ln->lane_count; i++) {
             if (ln->lanes[i]->state != LANE_LOST)
                 continue;
-            if (count < capacity) {
-                peers[count] = rank;
-                lanes[count] = i;
-            }
+            if (count < capacity)
+                out[count] = (rc_lost_lane){rank, i, ln->lanes[i]->error};
             count++;
         }
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import numpy as np
 import pytest
@@ -44,6 +45,24 @@ def test_sums_stay_exact_while_lanes_come_and_go(n: int) -> None:
     config = Config(timeout=30.0, recovery="on")
     with World(n, rails=2, bring_up="tcp", config=config) as world:
         assert min(world.run(body)) > 2 * (n - 1)
+
+
+def test_a_lost_lane_is_named_once_and_its_return_too(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "ringcomm")
+
+    def body(comm: Communicator) -> None:
+        if comm.rank == 1:
+            assert comm._keeper is not None
+            comm._keeper._core.drop(LaneId(0, 1, 0))
+        until(lambda: _made(comm) > 2)
+        until(lambda: sum(" is back" in record.getMessage() for record in caplog.records) == 2)
+
+    with World(2, rails=2, bring_up="tcp", config=Config(timeout=30.0, recovery="on")) as world:
+        world.run(body)
+    lost = [record for record in caplog.records if "1 of 2 lanes are left" in record.getMessage()]
+    assert [record.levelname for record in lost] == ["WARNING"] * 2
+    for record in lost:
+        assert re.match("rail 1 between .* broke: |rank . has given up rail 1", record.getMessage())
 
 
 def test_off_nothing_is_kept() -> None:

@@ -195,7 +195,7 @@ int comm_lane_may_be_dead(const rc_comm *c, const lane *l);
  * not made anew. why is set, except for rail and lane. The lane may be closed already, if nothing
  * can be sent over it. */
 void comm_lose_lane(rc_comm *c, lane *l, rc_error *why);
-/* Sets the error of a rank that loses this lane, by the lane's own. */
+/* Sets what is said of the loss of a lane, by the lane's own error. */
 void comm_blame_lane(const rc_comm *c, const lane *l, rc_error *error);
 /* Fails if somebody else in this process has closed a lane's socket, or a descriptor that the
  * engine waits with. Called with every heartbeat, and before a failure that may follow from it. */

@@ -79,6 +79,9 @@ void comm_blame_lane(const rc_comm *c, const lane *l, rc_error *error)
     if (l->error.code == RC_PROTOCOL)
         error_set(error, RC_PROTOCOL, "on lane %d of rail %d from rank %d to rank %d %s%s%s",
                   l->index, l->rail, l->peer, c->env.rank, l->error.message, before_name, name);
+    else if (l->keeps) /* then the peer is not lost with it */
+        error_set(error, l->error.code, "%s broke: %s", comm_name_lane(c, l, name, sizeof name),
+                  l->error.message);
     else
         error_set(error, l->error.code, "rank %d is lost: %s%s%s", l->peer, l->error.message,
                   before_name, name);
@@ -327,7 +330,8 @@ static void check_peer(rc_comm *c, peer_link *ln, uint64_t now)
     look_at_lanes(c, ln, now);
     int is_silent = now > last && now - last > c->config.peer_timeout_ms * CLOCK_MS;
     if (has_hung_up(lost, now) && !ln->is_told)
-        comm_fail(c, &lost->error);
+        comm_fail_text(c, RC_PEER_LOST, ln->peer, "rank %d is lost: %s", ln->peer,
+                       lost->error.message);
     else if (is_silent && !c->leaving) { /* a peer that has the goodbye says nothing more */
         fail_silent(c, ln, lost, now - last);
     } else if (!ln->is_told) {

@@ -274,9 +274,14 @@ typedef struct rc_comm_stats {
 void rc_comm_stats_get(rc_comm *comm, rc_comm_stats *out);
 /* Fills out[0..capacity) and returns the number of all lanes. */
 int rc_comm_lane_stats(rc_comm *comm, rc_lane_stats *out, int capacity);
-/* Fills peers and lanes (numbers on their links), both [0..capacity), with the lanes that are lost;
- * returns how many are. */
-int rc_comm_lost_lanes(rc_comm *comm, int32_t *peers, int32_t *lanes, int capacity);
+/* A lane that is lost. */
+typedef struct rc_lost_lane {
+    int32_t peer, lane; /* number on the link */
+    rc_error why;       /* code RC_OK: the peer has given it up */
+} rc_lost_lane;
+
+/* Fills out[0..capacity) with the lanes that are lost; returns how many are. */
+int rc_comm_lost_lanes(rc_comm *comm, rc_lost_lane *out, int capacity);
 
 /* ---- error feedback ---- */
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..bootstrap.keeper import Mark
 from ..bootstrap.lanes import LaneId
 from ..bootstrap.mesh_result import LaneSocket
-from .native import OK, ffi, lib
+from .native import OK, ffi, lib, text
 
 _SILENT_S = 60.0
 _log = logging.getLogger("ringcomm")
@@ -36,19 +36,17 @@ class CoreLanes:
             place = lane.peer, sum(peer == lane.peer for peer, _ in self._ids)
             self._ids[place] = lane
             self._places[LaneId(lane.peer, lane.rail, lane.lane)] = place
-        self._lost_peers = ffi.new("int32_t[]", max(1, len(lanes)))
-        self._lost_lanes = ffi.new("int32_t[]", max(1, len(lanes)))
+        self._rows = ffi.new("rc_lost_lane[]", max(1, len(lanes)))
         self._lost: set[LaneId] = set()
         self._said: dict[int, float] = {}
 
     def lost(self) -> set[LaneId]:
         """Returns the lanes that are lost now, and logs what has changed."""
-        count = lib.rc_comm_lost_lanes(
-            self._handle, self._lost_peers, self._lost_lanes, len(self._lanes)
-        )
-        lost = {self._id(self._lost_peers[i], self._lost_lanes[i]) for i in range(count)}
+        count = lib.rc_comm_lost_lanes(self._handle, self._rows, len(self._lanes))
+        why = {self._id(row.peer, row.lane): text(row.why.message) for row in self._rows[0:count]}
+        lost = set(why)
         for lane in sorted(lost - self._lost):
-            self._say(lane, len(lost))
+            self._say(lane, why[lane], len(lost))
         for lane in sorted(self._lost - lost):
             _log.info("%s is back", self._name(lane))
         self._lost = lost
@@ -75,15 +73,15 @@ class CoreLanes:
         of = self._ids[self._places[lane]]
         return f"rail {lane.rail} to rank {lane.peer} ({of.here} - {of.there})"
 
-    def _say(self, lane: LaneId, lost: int) -> None:
+    def _say(self, lane: LaneId, why: str, lost: int) -> None:
         port, now = self._ids[self._places[lane]].port, time.monotonic()
         level = logging.INFO if now < self._said.get(port, 0.0) + _SILENT_S else logging.WARNING
         if level == logging.WARNING:
             self._said[port] = now
         _log.log(
             level,
-            "%s is lost; %d of %d lanes are left, and it is tried again",
-            self._name(lane),
+            "%s; %d of %d lanes are left, and it is tried again",
+            why or f"rank {lane.peer} has given up {self._name(lane)}",
             len(self._lanes) - lost,
             len(self._lanes),
         )
