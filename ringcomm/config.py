@@ -183,7 +183,7 @@ class Config:
     recovery: Recovery = "off"
     """on: a lane between hosts that is lost ends nothing. It is made anew, and what it had on its
     way goes by another one to the same rank, or waits for it. A rank to which no lane is left is
-    lost after `peer_timeout`, or after a second if its host has closed them, as when its process
+    lost after `peer_timeout`, or after 3 s if its host has closed them, as when its process
     ends. off: a lost lane ends the communicator. Same on all ranks."""
 
     algorithm: Algorithm = "auto"

@@ -236,6 +236,17 @@ static void room(lane *l)
     link_pump(l->link);
 }
 
+/* Returns 1 if a frame's payload has come damaged for the second time: it is so at the sender. */
+static int is_damaged_again(peer_link *ln, const lane *l)
+{
+    const frame_header *h = &l->rx, last = ln->damaged;
+    if (l->error.code != RC_PROTOCOL || !l->in_payload)
+        return 0;
+    ln->damaged = *h;
+    return h->type == last.type && h->seq == last.seq && h->fingerprint == last.fingerprint &&
+           h->chunk == last.chunk && h->step == last.step && h->segment == last.segment;
+}
+
 static void dead(lane *l)
 {
     rc_comm *c = comm_of(l);
@@ -252,6 +263,8 @@ static void dead(lane *l)
     comm_blame_lane(c, l, &error);
     if (!l->keeps && error.code != RC_PROTOCOL) /* on a protocol error the peer gets the abort */
         lane_close(l);
+    if (is_damaged_again(ln, l))
+        comm_fail(c, &error);
     comm_lose_lane(c, l, &error);
 }
 

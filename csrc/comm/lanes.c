@@ -300,15 +300,15 @@ static void forgive(rc_comm *c, uint64_t now)
     for (int rank = 0; rank < c->env.world_size; rank++) {
         peer_link *ln = c->env.links[rank];
         for (int i = 0; ln != NULL && i < ln->lane_count; i++)
-            ln->lanes[i]->last_rx = now;
+            ln->lanes[i]->last_rx = ln->lanes[i]->lost_at = now;
     }
 }
 
-/* Returns 1 if the peer's host has closed the last lane and the peer has made none anew: a cable or
- * a switch that fails closes nothing, so its process has ended. */
+/* Returns 1 if the peer's host has closed the last lane and the peer has made none anew: its
+ * process has ended. */
 static int has_hung_up(const lane *lost, uint64_t now)
 {
-    enum { ANEW_MS = 1000 };
+    enum { ANEW_MS = 3000 }; /* a lost packet of a dial is sent again after a second */
     return lost != NULL && lost->hung_up && now > lost->lost_at + ANEW_MS * CLOCK_MS;
 }
 

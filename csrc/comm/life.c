@@ -207,6 +207,18 @@ static int is_flushed(const void *arg)
     return 1;
 }
 
+/* Returns 1 unless all lanes that could take a goodbye are lost, or break. */
+static int takes_goodbye(const peer_link *ln)
+{
+    int may_later = 0;
+    for (int i = 0; i < ln->lane_count; i++) {
+        if (lane_takes(ln->lanes[i]))
+            return 1;
+        may_later |= ln->lanes[i]->keeps;
+    }
+    return !may_later;
+}
+
 /* Says goodbye to the peers to which all has come that they need; the others are asked once. With
  * `all` they get it, too. */
 static void say_goodbye(rc_comm *c, int all)
@@ -223,7 +235,7 @@ static void say_goodbye(rc_comm *c, int all)
             continue;
         ln->is_owed = comm_owes(ln);
         owes |= ln->is_owed;
-        if (all || (!ln->is_owed && comm_last_lost(ln) == NULL)) { /* else no lane takes it now */
+        if (all || link_is_left(ln) || (!ln->is_owed && takes_goodbye(ln))) {
             comm_send_on_all_lanes(c, ln, FRAME_GOODBYE, c->called);
             ln->is_told = 1;
         }

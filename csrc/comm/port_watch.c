@@ -31,14 +31,13 @@ static const char *port_text(const lane *l)
     return "has lost its address: look at what configures it (ip address, DHCP)";
 }
 
-static void judge_port(rc_comm *c, lane *l, uint64_t now)
+static void judge_port(rc_comm *c, lane *l)
 {
     char name[LANE_NAME_BYTES];
     rc_error why;
     error_clear(&why);
-    error_set(&why, RC_PEER_LOST, "%s is cut: the port of rank %d %s. That was %.1f s ago",
-              comm_name_lane(c, l, name, sizeof name), c->env.rank, port_text(l),
-              clock_seconds(l->health.port_lost, now));
+    error_set(&why, RC_PEER_LOST, "%s is cut: the port of rank %d %s",
+              comm_name_lane(c, l, name, sizeof name), c->env.rank, port_text(l));
     why.rank = c->env.rank;
     comm_lose_lane(c, l, &why);
 }
@@ -58,7 +57,7 @@ uint64_t comm_check_ports(rc_comm *c, uint64_t now)
         for (int i = 0; ln != NULL && i < ln->lane_count; i++) {
             uint64_t due = port_due(c, ln->lanes[i]);
             if (due <= now)
-                judge_port(c, ln->lanes[i], now);
+                judge_port(c, ln->lanes[i]);
             else if (due < next)
                 next = due;
         }

@@ -19,6 +19,7 @@
  */
 #include <unistd.h>
 
+#include "../base/clock.h"
 #include "../base/error.h"
 #include "inside.h"
 
@@ -80,7 +81,7 @@ void comm_tell_lost_lanes(rc_comm *c, peer_link *ln)
 int comm_give_up_lane(rc_comm *c, lane *l)
 {
     peer_link *ln = l->link;
-    if (!l->keeps || l->state != LANE_OPEN)
+    if (!l->keeps || l->state != LANE_OPEN || (ln->goodbyes > 0 && ln->owes))
         return 0;
     if (ln->is_told) {
         lane_close(l);
@@ -144,8 +145,8 @@ static rc_result send_again(rc_comm *c, peer_link *ln, frame_queue *rest)
                 result = RC_NO_MEMORY;
             break;
         case FRAME_CALL:
-            frame->sealed = 0;
-            link_control(ln, frame, -1);
+            frame_seal(frame);
+            queue_push(&data, frame);
             break;
         case FRAME_LANE_DOWN: tell_again(ln, &frame->header); /* fall through */
         default: work_env_release(&c->env, frame);
@@ -154,6 +155,7 @@ static rc_result send_again(rc_comm *c, peer_link *ln, frame_queue *rest)
     comm_tell_lost_lanes(c, ln);
     link_send_again(ln, &data);
     link_pump(ln);
+    comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, 0, -1); /* what the lost one has told */
     return result;
 }
 
@@ -214,6 +216,8 @@ rc_result comm_drop_lane(rc_comm *c, int peer, int index, rc_lane_mark *out)
 {
     lane *l = c->env.links[peer]->lanes[index];
     comm_give_up_lane(c, l);
+    l->hung_up = 0; /* the peer connects again, so it lives */
+    l->last_rx = clock_ns();
     *out = (rc_lane_mark){l->made, lane_received(l), l->before, l->previous, ++l->ticket};
     return can_be_made_anew(l) ? RC_OK : RC_INVALID_STATE;
 }

@@ -181,9 +181,9 @@ typedef struct rc_comm_config {
     uint32_t threads;   /* 2: a second thread of the engine sends for long works; 0, 1: none */
     uint32_t link_mbit; /* Mbit/s of a port of the slowest rank, by which RC_AUTO chooses; 0: not
                            known, and taken for 1000; same on all ranks */
-    int32_t recovers; /* 1: a lane that is lost ends nothing for peer_timeout_ms, or for a second if
-                         the peer's host has closed the last one: the caller makes lost ones anew
-                         (rc_comm_renew_lane); same on all ranks */
+    int32_t recovers;   /* 1: a lane that is lost ends nothing for peer_timeout_ms, or for 3 s if
+                           the peer's host has closed the last one: the caller makes lost ones anew
+                           (rc_comm_renew_lane); same on all ranks */
 } rc_comm_config;
 
 void rc_comm_config_init(rc_comm_config *config);

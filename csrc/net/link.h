@@ -73,6 +73,7 @@ typedef struct peer_link {
     int goodbyes;            /* lanes on which the peer said goodbye */
     int owes, is_owed;       /* at the peer's goodbye, and at this rank's: 1 if frames that it needs
                                 may not have come (comm/recover.c) */
+    frame_header damaged;    /* of the last frame that came damaged */
     uint64_t left_at;        /* its seq in the last goodbye: it calls no later collective */
 } peer_link;
 

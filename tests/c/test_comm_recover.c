@@ -49,6 +49,15 @@ static void see_all(const stage *s, seen *what, const float *expected)
     }
 }
 
+/* Nothing comes but what may come at any time. */
+static void expect_heartbeats(int fd)
+{
+    uint8_t payload[PEER_SEGMENT];
+    frame_header h;
+    while (readable(fd, 20) && watch_frame(fd, &h, payload))
+        CHECK_EQ(h.type, FRAME_HEARTBEAT);
+}
+
 static rc_work *broadcast_all(stage *s)
 {
     rc_call call = small_call(RC_BROADCAST, data, ALL);
@@ -94,7 +103,7 @@ static void what_did_not_come_goes_out_again(void)
         CHECK_EQ(h.segment, first.segment[dies][i]);
         CHECK(memcmp(payload, sent + (size_t)h.segment * PER_SEGMENT, h.length) == 0);
     }
-    CHECK(!readable(s.far[1][lives], 20));
+    expect_heartbeats(s.far[1][lives]);
     stage_close(&s);
 }
 
@@ -135,10 +144,10 @@ static void the_peer_may_see_it_first(void)
     watch_for(s.far[1][1], FRAME_LANE_DOWN, &h, payload);
     CHECK_EQ(h.chunk, 0);
     CHECK_EQ(h.segment, 1);
-    CHECK(!readable(s.far[1][1], 20)); /* all had come */
+    expect_heartbeats(s.far[1][1]); /* all had come */
     CHECK(!watch_frame(s.far[1][0], &h, payload));
     play_down(s.far[1][1], 0, (uint32_t)first.count[0]); /* again: that changes nothing */
-    CHECK(!readable(s.far[1][1], 20));
+    expect_heartbeats(s.far[1][1]);
     stage_close(&s);
 }
 
@@ -175,6 +184,27 @@ static void a_frame_that_did_not_come_whole_comes_again(void)
         CHECK(memcmp(got, theirs, sizeof got) == 0);
         stage_close(&s);
     }
+}
+
+/* As where the caller writes to its tensor while it is sent. */
+static void a_frame_that_is_damaged_again_is_an_error(void)
+{
+    static float got[PER_SEGMENT], theirs[PER_SEGMENT];
+    uint8_t wire[FRAME_HEADER_BYTES + PEER_SEGMENT], payload[PEER_SEGMENT];
+    stage s = open_two_lanes();
+    rc_call call = small_call(RC_RECV, got, PER_SEGMENT);
+    call.root = 1;
+    rc_work *work = submit(s.comm, &call);
+    frame_header h = data_header(&call, 0), told;
+    h.length = PEER_SEGMENT;
+    frame_encode(wire, &h, theirs);
+    memcpy(wire + FRAME_HEADER_BYTES, theirs, sizeof theirs);
+    wire[FRAME_HEADER_BYTES + 5] ^= 8;
+    play_bytes(s.far[1][0], wire, sizeof wire);
+    watch_for(s.far[1][1], FRAME_LANE_DOWN, &told, payload);
+    play_bytes(s.far[1][1], wire, sizeof wire);
+    expect_failure(work, RC_PROTOCOL, "on lane 1 of rail 0 from rank 1 to rank 0");
+    stage_close(&s);
 }
 
 /* Whose host has closed all lanes, and who makes none anew. */
@@ -249,19 +279,28 @@ static void who_leaves_waits_for_word(void)
     }
 }
 
-/* Its goodbye says that some of it may not have come, and a lane by which it may have is lost. */
+/* Its goodbye says that some of it may not have come, and a lane by which it may have is lost,
+ * before or after. */
 static void who_leaves_too_early_is_lost(void)
 {
-    stage s = open_two_lanes();
-    rc_call call = small_call(RC_ALLREDUCE, data, 1);
-    rc_work *work = submit(s.comm, &call);
-    frame_header h = control_header(FRAME_GOODBYE, 0);
-    h.segment = 1;
-    play_down(s.far[1][1], 0, 0);
-    play(s.far[1][1], h, NULL);
-    hang_up(&s, 1);
-    expect_failure(work, RC_PEER_LOST, "shut down before all that it had sent came");
-    stage_close(&s);
+    for (int after = 0; after < 2; after++) {
+        stage s = open_two_lanes();
+        rc_call call = small_call(RC_ALLREDUCE, data, 1);
+        rc_work *work = submit(s.comm, &call);
+        frame_header h = control_header(FRAME_GOODBYE, 0);
+        h.segment = 1;
+        h.seq = 1; /* it has called this one */
+        if (!after)
+            play_down(s.far[1][1], 0, 0);
+        play(s.far[1][1], h, NULL);
+        if (after)
+            wait_until_read(&s, 1, 1, FRAME_HEADER_BYTES);
+        hang_up(&s, 1);
+        expect_failure(work, RC_PEER_LOST,
+                       after ? "rail 0 between rank 0 and rank 1 broke"
+                             : "shut down before all that it had sent came");
+        stage_close(&s);
+    }
 }
 
 /* ---- a lane that is made anew ---- */
@@ -308,7 +347,8 @@ static void a_lane_comes_back(void)
     CHECK_EQ(mark.received, 0);
     CHECK_EQ(mark.before, 1);
     CHECK_EQ(mark.previous, 1);
-    CHECK(!readable(s.far[1][0], 20));
+    CHECK(watch_for(s.far[1][0], FRAME_HEARTBEAT, &h, payload)); /* again, what the last one told */
+    expect_heartbeats(s.far[1][0]);
     stage_close(&s);
 }
 
@@ -362,6 +402,7 @@ int main(void)
         {"the_peer_may_see_it_first", the_peer_may_see_it_first},
         {"a_frame_that_did_not_come_whole_comes_again",
          a_frame_that_did_not_come_whole_comes_again},
+        {"a_frame_that_is_damaged_again_is_an_error", a_frame_that_is_damaged_again_is_an_error},
         {"a_peer_that_hangs_up_is_lost", a_peer_that_hangs_up_is_lost},
         {"nonsense_is_refused", nonsense_is_refused},
         {"who_leaves_waits_for_word", who_leaves_waits_for_word},

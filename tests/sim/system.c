@@ -184,7 +184,7 @@ static int end_of(end *e)
 /* Has a read bring less than there is, but not time and again: what a kernel has, it soon gives. */
 static uint64_t maybe_less(stream *in, uint64_t count)
 {
-    enum { MOST_SHORT_READS = 3 };
+    enum { MOST_SHORT_READS = 1 };
     int is_short = count > 1 && in->short_reads < MOST_SHORT_READS && happens(os.mood.partial);
     in->short_reads = is_short ? in->short_reads + 1 : 0;
     return is_short ? 1 + os_draw(count) : count;
