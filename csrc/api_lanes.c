@@ -66,6 +66,16 @@ rc_result rc_comm_drop_lane(rc_comm *comm, int peer, int lane, rc_lane_mark *out
     return result;
 }
 
+rc_result rc_comm_lose_peer(rc_comm *comm, int peer)
+{
+    if (!is_lane(comm, peer, 0))
+        return RC_INVALID_ARGUMENT;
+    engine_lock(comm->engine);
+    rc_result result = comm_lose_peer(comm, peer);
+    engine_unlock(comm->engine);
+    return result;
+}
+
 rc_result rc_comm_renew_lane(rc_comm *comm, int peer, int lane, int fd, const rc_lane_mark *ours,
                              const rc_lane_mark *theirs)
 {
@@ -141,16 +151,19 @@ int rc_comm_lost_lanes(rc_comm *comm, rc_lost_lane *out, int capacity)
     if (is_forked(comm->engine))
         return 0;
     engine_lock(comm->engine);
+    int has_failed = comm->error.code != RC_OK && !comm->leaving;
     for (int rank = 0; rank < comm->env.world_size; rank++) {
         const peer_link *ln = &comm->link_storage[rank];
         for (int i = 0; i < ln->lane_count; i++) {
-            if (ln->lanes[i]->state != LANE_LOST)
+            const lane *l = ln->lanes[i];
+            int is_silent = comm_may_have_lost(comm, l);
+            if (l->state != LANE_LOST && !is_silent)
                 continue;
             if (count < capacity)
-                out[count] = (rc_lost_lane){rank, i, ln->lanes[i]->error};
+                out[count] = (rc_lost_lane){rank, i, is_silent, l->error};
             count++;
         }
     }
     engine_unlock(comm->engine);
-    return count;
+    return has_failed ? -1 : count;
 }

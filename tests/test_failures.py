@@ -22,6 +22,19 @@ def nursery(request: pytest.FixtureRequest) -> Iterator[Nursery]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def recovering() -> Iterator[Nursery]:
+    """Two rails, whose lanes are made anew; silence alone ends nothing."""
+    with nursery_of("numpy", "ringcomm") as made:
+        made.environment.update(
+            RINGCOMM_INTERFACES="lo,lo",
+            RINGCOMM_RECOVERY="on",
+            RINGCOMM_PEER_TIMEOUT="600",
+            RINGCOMM_SHARED_MEMORY="0",
+        )
+        yield made
+
+
 over_links = pytest.mark.parametrize("nursery", ["links"], indirect=True)
 
 
@@ -59,6 +72,18 @@ def test_killed_in_the_middle_of_a_collective(nursery: Nursery, world_size: int)
         job.start(deaths.reduce_until_failure)
         job.expect_all("busy")
         check_survivors(job, 1, job.signal(1, signal.SIGKILL))
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_killed_where_lanes_are_made_anew(recovering: Nursery, culprit: int) -> None:
+    """Whoever dials: nobody listens any more."""
+    with Job(recovering, 2) as job:
+        job.start(deaths.reduce_until_failure)
+        job.expect_all("busy")
+        since = job.signal(culprit, signal.SIGKILL)
+        (event,) = job.expect_all("failed", [1 - culprit])
+        check_lost(event, culprit, since)
+        assert "does not listen any more" in event["text"]
 
 
 def test_killed_while_all_are_idle(nursery: Nursery) -> None:

@@ -11,6 +11,7 @@ from patience import until
 from ranks import World
 
 from ringcomm import Config
+from ringcomm.bootstrap.keeper import Pace
 from ringcomm.bootstrap.lanes import LaneId
 from ringcomm.communicator import Communicator
 
@@ -63,6 +64,30 @@ def test_a_lost_lane_is_named_once_and_its_return_too(caplog: pytest.LogCaptureF
     assert [record.levelname for record in lost] == ["WARNING"] * 2
     for record in lost:
         assert re.match("rail 1 between .* broke: |rank . has given up rail 1", record.getMessage())
+
+
+def test_who_has_failed_listens_no_more() -> None:
+    config = Config(timeout=30.0, recovery="on")
+    with World(2, rails=2, bring_up="tcp", config=config) as world:
+        keepers = [comm._keeper for comm in world.comms]
+        world.comms[0].abort("drawn")
+        until(lambda: not any(keeper and keeper._thread.is_alive() for keeper in keepers))
+
+
+def test_no_lane_is_tried_again_and_again_at_once() -> None:
+    lane, pace = LaneId(0, 0, 0), Pace()
+
+    def waits(now: float, is_alone: bool) -> float:
+        began = now
+        while not pace.begin(lane, now, is_alone):
+            now += 0.125
+        return now - began
+
+    assert [waits(float(now), False) for now in (1, 1, 1.5, 2.5)] == [0, 0.5, 1, 2]
+    assert [waits(4.5, False), waits(8.5, False), waits(16.5, False)] == [4, 8, 16]
+    assert waits(32.5, False) == 30
+    assert waits(62.5, True) == 1
+    assert [waits(130.0, False), waits(130.0, False)] == [0, 0.5]
 
 
 def test_off_nothing_is_kept() -> None:

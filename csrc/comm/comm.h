@@ -99,6 +99,10 @@ void comm_free(rc_comm *c);
 rc_result comm_drop_lane(rc_comm *c, int peer, int index, rc_lane_mark *out);
 rc_result comm_renew_lane(rc_comm *c, int peer, int index, int fd, const rc_lane_mark *ours,
                           const rc_lane_mark *theirs);
+rc_result comm_lose_peer(rc_comm *c, int peer);
+/* Returns 1 if the lane is open, but its peer is silent on all lanes: where that has lost this one
+ * alone, it cannot tell so. */
+int comm_may_have_lost(const rc_comm *c, const lane *l);
 
 /* Give pipe/ what it needs of a communicator, none of which changes once that has started. */
 rc_engine *comm_engine(const rc_comm *c);

@@ -157,9 +157,9 @@ int comm_pump(engine_member *member);
 rc_result comm_learn_received(rc_comm *c, lane *l, const frame_header *h);
 /* Returns 1 if another lane of the same link lives, as far as is known. */
 int comm_has_another(const lane *l);
-/* Gives up a lane whose frames can go on over another one, or a later one. Returns 0 if they
- * cannot.
- */
+/* Returns 1 if the lane's frames can go on over another one, or a later one. */
+int comm_can_give_up(const lane *l);
+/* Gives up a lane. Returns 0 if its frames cannot go on. */
 int comm_give_up_lane(rc_comm *c, lane *l);
 /* Returns the lane that was lost last if all of the link are, else NULL. */
 const lane *comm_last_lost(const peer_link *ln);

@@ -22,7 +22,8 @@ enum {
     RECENT_S = 10, /* span of "lately" in reports: so many seconds, or half */
     /* A lane is dark after this time at the earliest. TCP sends a lost packet again after 0.2, 0.6
      * and 1.4 s: a lane that loses three in a row is congested. */
-    LEAST_DARK_MS = 1500
+    LEAST_DARK_MS = 1500,
+    DOUBT_BEATS = 3 /* heartbeats that a lane misses before it is in doubt */
 };
 
 uint64_t comm_tick_interval(const rc_comm *c)
@@ -189,15 +190,20 @@ static uint64_t dark_after(const rc_comm *c)
     return (ms > LEAST_DARK_MS ? ms : LEAST_DARK_MS) * CLOCK_MS;
 }
 
-/* Returns 1 if a lane that can be given up is not waited for any longer. A mistake costs little
- * then: its frames go out again. */
-static int is_given_up(const rc_comm *c, const lane *l)
+/* Returns 1 if a lane is dark, and writes which signs it lacks. One that can be given up is not
+ * waited for that long: a mistake costs little, as its frames go out again. */
+static int is_dark(const rc_comm *c, const lane *l, int *silent, int *stuck)
 {
-    enum { STUCK_MS = 700, BEATS = 3 };
-    uint64_t beats_ms = BEATS * (uint64_t)c->config.heartbeat_ms;
-    uint64_t silent_ms = beats_ms > LEAST_DARK_MS ? beats_ms : LEAST_DARK_MS;
-    return l->keeps && comm_has_another(l) &&
-           (l->health.stuck > STUCK_MS * CLOCK_MS || l->health.silent > silent_ms * CLOCK_MS);
+    enum { STUCK_MS = 700 };
+    uint64_t silent_after = dark_after(c), stuck_after = silent_after;
+    uint64_t beats_ms = DOUBT_BEATS * (uint64_t)c->config.heartbeat_ms;
+    if (comm_can_give_up(l) && comm_has_another(l)) {
+        silent_after = (beats_ms > LEAST_DARK_MS ? beats_ms : LEAST_DARK_MS) * CLOCK_MS;
+        stuck_after = STUCK_MS * CLOCK_MS;
+    }
+    *silent = l->health.silent > silent_after;
+    *stuck = l->health.stuck > stuck_after;
+    return *silent || *stuck;
 }
 
 int comm_lane_may_be_dead(const rc_comm *c, const lane *l)
@@ -226,15 +232,26 @@ static int is_whole_port(const rc_comm *c, const lane *l)
     return others > 0;
 }
 
+int comm_may_have_lost(const rc_comm *c, const lane *l)
+{
+    const peer_link *ln = l->link;
+    uint64_t now = clock_ns(), last = last_sign(ln);
+    uint64_t beat = c->config.heartbeat_ms * CLOCK_MS, doubt = DOUBT_BEATS * beat;
+    uint64_t half = c->config.peer_timeout_ms * CLOCK_MS / 2; /* a connection takes a while, too */
+    int has_slept = now > c->last_tick + 2 * comm_tick_interval(c);
+    if (doubt > half)
+        doubt = half > beat * 3 / 2 ? half : beat * 3 / 2;
+    return l->keeps && l->state == LANE_OPEN && !ln->is_told && ln->goodbyes == 0 && !has_slept &&
+           now > last + doubt;
+}
+
 static void judge_lane(rc_comm *c, lane *l, uint64_t now)
 {
-    uint64_t limit = dark_after(c);
     const lane_health *h = &l->health;
-    int silent = h->silent > limit, stuck = h->stuck > limit;
+    int silent, stuck;
     char name[LANE_NAME_BYTES], in[160] = "", out[96] = "", amount[16], midst[80];
     rc_error why;
-    if (!comm_monitors_lane(l) || (is_given_up(c, l) && comm_give_up_lane(c, l)) ||
-        (!silent && !stuck))
+    if (!comm_monitors_lane(l) || !is_dark(c, l, &silent, &stuck))
         return;
     if (silent)
         snprintf(in, sizeof in, "nothing came from rank %d for %.1f s%s", l->peer,
@@ -304,14 +321,6 @@ static void forgive(rc_comm *c, uint64_t now)
     }
 }
 
-/* Returns 1 if the peer's host has closed the last lane and the peer has made none anew: its
- * process has ended. */
-static int has_hung_up(const lane *lost, uint64_t now)
-{
-    enum { ANEW_MS = 3000 }; /* a lost packet of a dial is sent again after a second */
-    return lost != NULL && lost->hung_up && now > lost->lost_at + ANEW_MS * CLOCK_MS;
-}
-
 static void fail_silent(rc_comm *c, const peer_link *ln, const lane *lost, uint64_t silence)
 {
     char midst[80];
@@ -326,14 +335,10 @@ static void fail_silent(rc_comm *c, const peer_link *ln, const lane *lost, uint6
 static void check_peer(rc_comm *c, peer_link *ln, uint64_t now)
 {
     uint64_t last = last_sign(ln);
-    const lane *lost = comm_last_lost(ln);
     look_at_lanes(c, ln, now);
     int is_silent = now > last && now - last > c->config.peer_timeout_ms * CLOCK_MS;
-    if (has_hung_up(lost, now) && !ln->is_told)
-        comm_fail_text(c, RC_PEER_LOST, ln->peer, "rank %d is lost: %s", ln->peer,
-                       lost->error.message);
-    else if (is_silent && !c->leaving) { /* a peer that has the goodbye says nothing more */
-        fail_silent(c, ln, lost, now - last);
+    if (is_silent && !c->leaving) { /* a peer that has the goodbye says nothing more */
+        fail_silent(c, ln, comm_last_lost(ln), now - last);
     } else if (!ln->is_told) {
         judge_lanes(c, ln, now);
         beat(c, ln, now);

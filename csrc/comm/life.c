@@ -207,14 +207,16 @@ static int is_flushed(const void *arg)
     return 1;
 }
 
-/* Returns 1 unless all lanes that could take a goodbye are lost, or break. */
+/* Returns 1 unless all lanes that could take a goodbye are lost, or break. Of a lane that was made
+ * anew nothing may have come yet: then the peer may never take it over. */
 static int takes_goodbye(const peer_link *ln)
 {
     int may_later = 0;
     for (int i = 0; i < ln->lane_count; i++) {
-        if (lane_takes(ln->lanes[i]))
+        const lane *l = ln->lanes[i];
+        if (lane_takes(l) && (l->made == 1 || lane_received(l) > 0))
             return 1;
-        may_later |= ln->lanes[i]->keeps;
+        may_later |= l->keeps;
     }
     return !may_later;
 }

@@ -78,10 +78,16 @@ void comm_tell_lost_lanes(rc_comm *c, peer_link *ln)
     }
 }
 
+int comm_can_give_up(const lane *l)
+{
+    const peer_link *ln = l->link;
+    return l->keeps && l->state == LANE_OPEN && !(ln->goodbyes > 0 && ln->owes);
+}
+
 int comm_give_up_lane(rc_comm *c, lane *l)
 {
     peer_link *ln = l->link;
-    if (!l->keeps || l->state != LANE_OPEN || (ln->goodbyes > 0 && ln->owes))
+    if (!comm_can_give_up(l))
         return 0;
     if (ln->is_told) {
         lane_close(l);
@@ -216,8 +222,6 @@ rc_result comm_drop_lane(rc_comm *c, int peer, int index, rc_lane_mark *out)
 {
     lane *l = c->env.links[peer]->lanes[index];
     comm_give_up_lane(c, l);
-    l->hung_up = 0; /* the peer connects again, so it lives */
-    l->last_rx = clock_ns();
     *out = (rc_lane_mark){l->made, lane_received(l), l->before, l->previous, ++l->ticket};
     return can_be_made_anew(l) ? RC_OK : RC_INVALID_STATE;
 }
@@ -261,6 +265,25 @@ rc_result comm_renew_lane(rc_comm *c, int peer, int index, int fd, const rc_lane
 }
 
 /* ---- ends ---- */
+
+rc_result comm_lose_peer(rc_comm *c, int peer)
+{
+    const peer_link *ln = c->env.links[peer];
+    const lane *lost = comm_last_lost(ln);
+    rc_error why;
+    if (lost == NULL || ln->is_told || link_is_left(ln) || c->leaving)
+        return RC_INVALID_STATE;
+    int is_known = lost->error.code != RC_OK;
+    error_clear(&why);
+    error_set(&why, RC_PEER_LOST, "rank %d is lost: %s%sit does not listen any more", peer,
+              is_known ? lost->error.message : "", is_known ? "; " : "");
+    why.rank = peer;
+    why.rail = lost->rail;
+    why.lane = lost->index;
+    why.sys_errno = lost->error.sys_errno;
+    comm_fail(c, &why);
+    return RC_OK;
+}
 
 void comm_forget_kept(rc_comm *c, peer_link *ln)
 {

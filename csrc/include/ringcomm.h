@@ -181,9 +181,9 @@ typedef struct rc_comm_config {
     uint32_t threads;   /* 2: a second thread of the engine sends for long works; 0, 1: none */
     uint32_t link_mbit; /* Mbit/s of a port of the slowest rank, by which RC_AUTO chooses; 0: not
                            known, and taken for 1000; same on all ranks */
-    int32_t recovers;   /* 1: a lane that is lost ends nothing for peer_timeout_ms, or for 3 s if
-                           the peer's host has closed the last one: the caller makes lost ones anew
-                           (rc_comm_renew_lane); same on all ranks */
+    int32_t recovers;   /* 1: a lane that is lost ends nothing; the last one of a peer neither, for
+                           peer_timeout_ms. The caller makes lost ones anew (rc_comm_renew_lane), or
+                           finds that the peer is gone (rc_comm_lose_peer); same on all ranks */
 } rc_comm_config;
 
 void rc_comm_config_init(rc_comm_config *config);
@@ -243,6 +243,10 @@ rc_result rc_comm_drop_lane(rc_comm *comm, int peer, int lane, rc_lane_mark *out
  * says. */
 rc_result rc_comm_renew_lane(rc_comm *comm, int peer, int lane, int fd, const rc_lane_mark *ours,
                              const rc_lane_mark *theirs);
+/* Ends the communicator with RC_PEER_LOST, as the peer has ended: all its lanes are lost, and then
+ * its host said that it does not listen for new ones. Returns RC_INVALID_STATE if one of them is
+ * open, or the peer has left. */
+rc_result rc_comm_lose_peer(rc_comm *comm, int peer);
 
 /* Counters since rc_comm_start. */
 typedef struct rc_lane_stats {
@@ -274,13 +278,15 @@ typedef struct rc_comm_stats {
 void rc_comm_stats_get(rc_comm *comm, rc_comm_stats *out);
 /* Fills out[0..capacity) and returns the number of all lanes. */
 int rc_comm_lane_stats(rc_comm *comm, rc_lane_stats *out, int capacity);
-/* A lane that is lost. */
+/* A lane that is lost, or may be. */
 typedef struct rc_lost_lane {
     int32_t peer, lane; /* number on the link */
+    int32_t is_silent;  /* 1: open; but by no lane anything comes, and the peer may have lost it */
     rc_error why;       /* code RC_OK: the peer has given it up */
 } rc_lost_lane;
 
-/* Fills out[0..capacity) with the lanes that are lost; returns how many are. */
+/* Fills out[0..capacity) with the lanes that are to be made anew; returns how many are, or -1 once
+ * the communicator has failed. */
 int rc_comm_lost_lanes(rc_comm *comm, rc_lost_lane *out, int capacity);
 
 /* ---- error feedback ---- */

@@ -42,7 +42,6 @@ static void fail_lane(lane *ln, rc_result code, int number, const char *what)
     else
         error_set(&ln->error, code, "%s", what);
     ln->error.sys_errno = number;
-    ln->hung_up = code == RC_PEER_LOST && (number == 0 || number == ECONNRESET || number == EPIPE);
     ln->handler->dead(ln);
 }
 
@@ -582,7 +581,7 @@ void lane_reset(lane *ln, uint32_t made)
     ln->beat_end = 0;
     ln->free_at = 0.0;
     ln->rbuf_start = ln->rbuf_end = 0;
-    ln->in_payload = ln->tx_closed = ln->is_fast = ln->hung_up = 0;
+    ln->in_payload = ln->tx_closed = ln->is_fast = 0;
     ln->is_settled = ln->is_told = 0;
     error_clear(&ln->error);
     ln->health = (lane_health){.port = ln->health.port};

@@ -96,7 +96,6 @@ struct lane {
     lane_path path;
     lane_health health;
     rc_error error; /* why it broke, or was given up; of the connection of now */
-    int hung_up;    /* the peer's host has closed it, so that one lives */
 
     outbox out;
     uint64_t out_bytes;    /* of frames pushed and not given back, sent ones included */

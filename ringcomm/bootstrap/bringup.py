@@ -210,7 +210,7 @@ class Bringup:
     # -- connect --
 
     def _plan(self) -> Plan:
-        dials: dict[LaneId, Target] = {}
+        targets: dict[LaneId, Target] = {}
         expected: set[LaneId] = set()
         rails = {peer: len(pairings) for peer, pairings in self._pairings.items()}
         probed = probe.peers(self._rank, self._host_numbers, rails) if self._config.probe else ()
@@ -220,10 +220,9 @@ class Bringup:
                 if peer in probed:
                     numbers.append(probe.PROBE_LANE)
                 lanes = [LaneId(peer, pairing.rail, i) for i in numbers]
+                targets.update(dict.fromkeys(lanes, self._target(peer, pairing)))
                 if peer > self._rank:
                     expected.update(lanes)
-                else:
-                    dials.update(dict.fromkeys(lanes, self._target(peer, pairing)))
         listeners, self._listeners = self._listeners, []
         return Plan(
             self._rank,
@@ -232,7 +231,7 @@ class Bringup:
             self._epoch,
             Key.derive(self._secret, self._job, self._config.insecure),
             listeners,
-            dials,
+            targets,
             frozenset(expected),
             self._config.congestion,
         )

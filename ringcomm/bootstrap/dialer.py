@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import enum
 import errno
+import math
 import os
 import socket
 import time
@@ -31,6 +32,7 @@ from .system import describe
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 """Seconds between two tries: doubled from the first to the longest."""
 
+_PROVEN_PATIENCE = 5.0
 _CONNECT_PATIENCE = (1.5, 3.0, 5.0)  # seconds for the first, second and every later try
 
 
@@ -49,6 +51,8 @@ class Target:
     """Index of the interface by which a link-local IPv6 is reached."""
     link_local: Target | None = None
     """Another way to the same port of the peer, used in the first, third, ... try."""
+    is_proven: bool = False
+    """The peer was reached this way before: no other is tried, and its answer has to come soon."""
 
 
 class _State(enum.Enum):
@@ -65,7 +69,7 @@ class Dial:
     Args:
         loop: where its socket is watched.
         target: the address.
-        new_client: makes the handshake of one try, given its socket.
+        new_client: makes the handshake of one try, given its socket; None: to be connected is all.
         connected: takes the authenticated socket, once.
         refused: called with each RefusedError; may call stop().
     """
@@ -74,12 +78,14 @@ class Dial:
         self,
         loop: Loop,
         target: Target,
-        new_client: Callable[[socket.socket], Client],
+        new_client: Callable[[socket.socket], Client] | None,
         connected: Callable[[Dial, socket.socket], None],
         refused: Callable[[Dial, RefusedError], None] | None = None,
         start_at: float = 0.0,
     ) -> None:
         self.target = target
+        self.way = target
+        """What the latest try went by."""
         self.state = NO_ANSWER
         self.detail = ""
         self._loop = loop
@@ -88,6 +94,7 @@ class Dial:
         self._refused = refused
         self._phase = _State.WAITING
         self._tries = 0
+        self._refused_since = math.inf
         self._heard = False
         self._pause = FIRST_PAUSE
         self._sock: socket.socket | None = None
@@ -105,6 +112,12 @@ class Dial:
         """True once the socket was handed over, or stop() was called."""
         return self._phase in (_State.DONE, _State.STOPPED)
 
+    @property
+    def refused_for(self) -> float:
+        """Seconds for which each try has found that nobody listens; negative if the latest did
+        not."""
+        return time.monotonic() - self._refused_since
+
     def stop(self) -> None:
         """Gives up and closes the socket of a try in flight."""
         self._hang_up()
@@ -113,7 +126,7 @@ class Dial:
 
     def _try(self) -> None:
         self._tries += 1
-        way = self._way()
+        self.way = way = self._way()
         try:
             self._sock = sock = self._open(way)
             code = sock.connect_ex(place(way.address, way.port, way.scope))
@@ -129,6 +142,8 @@ class Dial:
         self._loop.watch(sock, WRITE, self._on_connect)
 
     def _way(self) -> Target:
+        if self.target.is_proven:
+            return self.target
         if self._tries % 2 == 0:
             return dataclasses.replace(self.target, device="")
         return self.target.link_local or self.target
@@ -157,10 +172,16 @@ class Dial:
         if code:
             self._connect_failed(code)
             return
+        if self._new_client is None:
+            self._refused_since = math.inf
+            self._finish()
+            return
         self._phase = _State.SHAKING
         self._client = self._new_client(self._sock)
         self._data = b""
         self._timer.cancel()
+        if self.target.is_proven:
+            self._expire_in(_PROVEN_PATIENCE, MUTE)
         if not self._heard:
             self.state, self.detail = MUTE, ""
         self._loop.watch(self._sock, READ, self._on_data)
@@ -240,6 +261,9 @@ class Dial:
         heard: the peer itself gave the reason; a later failure to connect does not replace it.
         """
         self._hang_up()
+        self._refused_since = min(self._refused_since, time.monotonic())
+        if state != REFUSED:
+            self._refused_since = math.inf
         if heard or not self._heard:
             self.state, self.detail = state, detail
         self._heard = self._heard or heard

@@ -3,6 +3,8 @@
     the core loses a lane --> the higher rank dials until the lower one answers --> each tells the
     other where it stands (Mark) --> both cores go on over the new connection
 
+    all lanes of a peer are lost, and its host refuses every address --> the peer has ended
+
 Invariants: all of it runs on one thread, "ringcomm lanes", which close() ends; nobody is let in but
 who proves to be a rank of this communicator and asks for a lane between the two; a connection is
 the core's or closed; of two attempts at a lane the later one counts.
@@ -20,7 +22,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from .dialer import Dial
@@ -33,6 +35,13 @@ _LOOK_EVERY = 0.25
 """Seconds between two looks at what the core has lost."""
 _PATIENCE = 5.0
 """Seconds for the other end's mark."""
+_REST, _LONGEST_REST, _LONGEST_ALONE = 0.5, 30.0, 1.0
+"""Seconds from one attempt at a lane to the next: doubled from the first to the second, or to the
+third where the peer has no other lane."""
+_STEADY = 30.0
+"""Seconds after which a lane that was tried, rest included, is tried at once if it is lost again."""
+_DEAF = 0.5
+"""Seconds for which a peer's host refuses connections, after which the peer has ended."""
 _MARK = struct.Struct("<IIII")
 _log = logging.getLogger("ringcomm")
 
@@ -52,11 +61,19 @@ class Mark(NamedTuple):
         return _MARK.pack(*self[:-1])
 
 
-class Core(Protocol):
-    """The lanes of a running communicator."""
+class Losses(NamedTuple):
+    """Lanes that are to be made anew."""
 
-    def lost(self) -> Collection[LaneId]:
-        """Returns the lanes that are lost now."""
+    lost: set[LaneId]
+    silent: set[LaneId]
+    """Open, but their peer is silent on all: it may have lost them, and cannot tell."""
+
+
+class Core(Protocol):
+    """The lanes of a communicator."""
+
+    def losses(self) -> Losses | None:
+        """Returns what is lost now; None once the communicator has failed."""
         ...
 
     def drop(self, lane: LaneId) -> Mark | None:
@@ -66,6 +83,14 @@ class Core(Protocol):
     def renew(self, lane: LaneId, fd: int, ours: Mark, theirs: Mark) -> bool:
         """Goes on over a connected socket, which is the core's from now on. False if the lane is
         not where our mark says."""
+        ...
+
+    def lose_peer(self, peer: int) -> None:
+        """Ends the communicator, as the peer has ended; without effect while it has a lane."""
+        ...
+
+    def close(self) -> None:
+        """Has every later call do nothing, and waits for one that is under way."""
         ...
 
 
@@ -84,6 +109,25 @@ class Keeping:
             listener.close()
 
 
+class Pace:
+    """Paces the attempts at lanes: one that has just been tried is not tried again at once."""
+
+    def __init__(self) -> None:
+        self._tries: dict[LaneId, tuple[float, float]] = {}
+
+    def begin(self, lane: LaneId, now: float, is_alone: bool) -> bool:
+        """Returns True, and notes the attempt, if a lane may be tried now.
+
+        is_alone: the peer has no other lane.
+        """
+        began, rest = self._tries.get(lane, (-math.inf, _REST))
+        if now < began + min(rest, _LONGEST_ALONE if is_alone else _LONGEST_REST):
+            return False
+        is_soon = now < began + rest + _STEADY
+        self._tries[lane] = now, min(2 * rest, _LONGEST_REST) if is_soon else _REST
+        return True
+
+
 class LaneKeeper:
     """Watches the lanes of one communicator. close() it before the core is freed.
 
@@ -97,10 +141,19 @@ class LaneKeeper:
         self._plan, self._core, self._finish = plan, core, keeping.finish
         self._loop = Loop()
         self._dials: dict[LaneId, Dial] = {}
+        self._pace = Pace()
         self._meetings: dict[LaneId, _Meeting] = {}
+        self._links: dict[int, set[LaneId]] = {}
+        for lane in plan.targets:
+            self._links.setdefault(lane.peer, set()).add(lane)
         self._is_closing = False
+        self._waker, self._woken = socket.socketpair()
+        self._loop.watch(self._woken, READ, lambda: self._loop.forget(self._woken))
         self._acceptor = plan.accept(
-            self._loop, Role.LANE_ANEW, lambda _lane, _claimed: None, self._meet
+            self._loop,
+            Role.LANE_ANEW,
+            lambda _lane, _claimed: None,
+            lambda lane, sock: self._meet(_Meeting(self, lane, sock)),
         )
         self._loop.repeat(_LOOK_EVERY, self._look)
         self._thread = threading.Thread(target=self._run, name="ringcomm lanes", daemon=True)
@@ -108,9 +161,13 @@ class LaneKeeper:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread, which closes all that the core does not have."""
+        """Ends the thread, which closes all that the core does not have. The core is not called any
+        more, even if this raises KeyboardInterrupt."""
         self._is_closing = True
-        self._thread.join()
+        self._core.close()
+        self._waker.close()
+        if threading.current_thread() is not self._thread:  # where the garbage collector calls
+            self._thread.join()
 
     def _run(self) -> None:
         try:
@@ -128,34 +185,61 @@ class LaneKeeper:
             meeting.end()
         self._acceptor.close()
         self._loop.close()
+        self._woken.close()
 
     def _look(self) -> None:
-        lost = set(self._core.lost())
-        for lane in self._dials.keys() - lost:
+        losses = self._core.losses()
+        if losses is None:  # who listened on would be taken for one that works
+            self._is_closing = True
+            return
+        due = {lane for lane in losses.lost | losses.silent if self._is_due(lane, losses)}
+        for lane in self._dials.keys() - due:
             self._dials.pop(lane).stop()
-        for lane in lost & self._plan.dials.keys() - self._meetings.keys():
+        for lane in due - self._meetings.keys():
             if lane not in self._dials or self._dials[lane].is_over:
-                self._dials[lane] = self._dial(lane)
+                self._dial(lane, is_alone=self._links[lane.peer] <= due)
+        for peer in {lane.peer for lane in losses.lost}:
+            dials = [self._dials.get(lane) for lane in self._links[peer]]
+            if all(dial is not None and dial.refused_for >= _DEAF for dial in dials):
+                self._core.lose_peer(peer)
 
-    def _dial(self, lane: LaneId) -> Dial:
-        return self._plan.dial(
-            self._loop, Role.LANE_ANEW, lane, lambda sock: self._meet(lane, sock)
-        )
+    def _is_due(self, lane: LaneId, losses: Losses) -> bool:
+        """True if this rank dials the lane, or has to find out whether its peer still listens."""
+        return lane not in self._plan.expected or self._links[lane.peer] <= losses.lost
 
-    def _meet(self, lane: LaneId, sock: socket.socket) -> None:
-        if lane in self._meetings:
-            self._meetings[lane].end()
-        ours = self._core.drop(lane)
-        if ours is None:
+    def _dial(self, lane: LaneId, is_alone: bool) -> None:
+        if not self._pace.begin(lane, time.monotonic(), is_alone):
+            return
+        if lane in self._plan.expected:
+            self._dials[lane] = self._plan.knock(self._loop, lane)
+        else:
+            self._dials[lane] = self._plan.dial(
+                self._loop, Role.LANE_ANEW, lane, lambda sock: self._reach(lane, sock)
+            )
+
+    def _reach(self, lane: LaneId, sock: socket.socket) -> None:
+        """Goes on with a connection that this rank has dialled."""
+        losses = self._core.losses()
+        is_wanted = losses is not None and lane in losses.lost | losses.silent
+        ours = self._core.drop(lane) if is_wanted else None
+        if ours is None:  # it is well again
             sock.close()
             return
-        self._meetings[lane] = _Meeting(self, lane, sock, ours)
+        self._meet(_Meeting(self, lane, sock, ours))
+
+    def _meet(self, meeting: _Meeting) -> None:
+        if meeting.lane in self._meetings:
+            self._meetings[meeting.lane].end()
+        self._meetings[meeting.lane] = meeting
+        meeting.begin()
 
 
 def _close_in_child() -> None:
     for keeper in list(_live):
         for listener in keeper._plan.listeners:
             listener.close()
+        keeper._waker.close()
+        keeper._woken.close()
         keeper._loop.close_in_child()
     _live.clear()
 
@@ -166,22 +250,28 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 @dataclasses.dataclass
 class _Meeting:
-    """A connection whose ends tell each other where they stand."""
+    """A connection whose ends tell each other where they stand: first the one that has dialled, as
+    the other does not give up a lane before that."""
 
     keeper: LaneKeeper
     lane: LaneId
     sock: socket.socket
-    ours: Mark
+    ours: Mark | None = None
+    """None: this rank has accepted it."""
     got: bytes = b""
 
-    def __post_init__(self) -> None:
+    def begin(self) -> None:
+        """Waits for the other end's mark, and sends ours."""
         loop = self.keeper._loop
         self._timer = loop.call_at(time.monotonic() + _PATIENCE, self.end)
         loop.watch(self.sock, READ, self._read)
-        try:
-            self.sock.send(self.ours.pack())  # into an empty buffer: all of it
-        except OSError:
-            loop.call_at(0.0, self.end)
+        if self.ours is not None:
+            self._send(self.ours)
+
+    def _send(self, mark: Mark) -> None:
+        # If the peer has hung up, whoever has the socket next finds that out.
+        with contextlib.suppress(OSError):
+            self.sock.send(mark.pack())  # into an empty buffer: all of it
 
     def _read(self) -> None:
         try:
@@ -198,11 +288,18 @@ class _Meeting:
 
     def _go_on(self, theirs: Mark) -> None:
         keeper = self.keeper
+        ours = self.ours
+        if ours is None:
+            ours = keeper._core.drop(self.lane)
+            if ours is None:
+                self.end()
+                return
+            self._send(ours)
         self._leave()
         tune(self.sock, keeper._plan.congestion)
         keep_alive(self.sock, False)
         keeper._finish(self.lane, self.sock)
-        keeper._core.renew(self.lane, self.sock.detach(), self.ours, theirs)
+        keeper._core.renew(self.lane, self.sock.detach(), ours, theirs)
 
     def _leave(self) -> None:
         self._timer.cancel()

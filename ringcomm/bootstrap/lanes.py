@@ -55,10 +55,16 @@ class Plan:
     key: Key
     listeners: Sequence[socket.socket]
     """Listening sockets; the LaneMaker takes them over."""
-    dials: dict[LaneId, Target]
+    targets: dict[LaneId, Target]
+    """Where the peer of each lane listens."""
     expected: frozenset[LaneId]
     """Lanes that higher ranks will dial."""
     congestion: Sequence[str] = ()
+
+    @property
+    def dials(self) -> list[LaneId]:
+        """The lanes that this rank dials."""
+        return [lane for lane in self.targets if lane not in self.expected]
 
     def dial(
         self, loop: Loop, role: Role, lane: LaneId, connected: Callable[[socket.socket], None]
@@ -76,10 +82,14 @@ class Plan:
         )
         return Dial(
             loop,
-            self.dials[lane],
+            self.targets[lane],
             lambda sock: Client(self.key, terms, vetting(self.key, sock)),
             lambda _dial, sock: connected(sock),
         )
+
+    def knock(self, loop: Loop, lane: LaneId) -> Dial:
+        """Finds out whether a lane's peer still listens: Dial.refusals tells."""
+        return Dial(loop, self.targets[lane], None, lambda _dial, sock: sock.close())
 
     def accept(
         self,
@@ -159,9 +169,14 @@ class LaneMaker:
         return dataclasses.replace(
             self._plan,
             listeners=self._acceptor.release(),
-            dials={lane: self._plan.dials[lane] for lane in lanes if lane in self._plan.dials},
+            targets={lane: self._proven(lane) for lane in lanes},
             expected=self._plan.expected & frozenset(lanes),
         )
+
+    def _proven(self, lane: LaneId) -> Target:
+        """Returns the way by which a lane was made; for one that was accepted, our address."""
+        way = self._dials[lane].way if lane in self._dials else self._plan.targets[lane]
+        return dataclasses.replace(way, link_local=None, is_proven=True)
 
     def close(self) -> None:
         """Closes every socket that was not taken from ``made``."""

@@ -1,6 +1,6 @@
 """Selector loop with timers, for sockets that are to become lanes.
 
-It exists only while ranks are joined, in the thread that joins them. Invariants: callbacks run in
+It runs in one thread: that which joins the ranks, or a LaneKeeper's. Invariants: callbacks run in
 that thread only, never from within watch() or call_at(); a socket is watched by one callback;
 close() forgets all sockets and closes none.
 """

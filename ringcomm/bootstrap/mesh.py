@@ -8,7 +8,8 @@
 
 Invariants: either every rank gets a Mesh in which both ends of each lane agree that it exists and
 each pair of ranks has at least one, or every rank raises, with the same table; no socket outlives
-a failure; a world of one opens none; nothing listens once connect() is over.
+a failure; a world of one opens none; after connect() nothing listens but
+Mesh.keeping.
 """
 
 from __future__ import annotations

@@ -1,16 +1,20 @@
 """The lanes of a running rc_comm: which are lost, how they are made anew, and what is said of that.
 
-Invariant: a port's loss is logged at most once a minute, whatever its lanes do.
+Invariants: of a port's loss towards a peer is warned at most once a minute, whatever its lanes do;
+after close() the rc_comm is not called any more.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import os
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..bootstrap.keeper import Mark
+from ..bootstrap.keeper import Losses, Mark
 from ..bootstrap.lanes import LaneId
 from ..bootstrap.mesh_result import LaneSocket
 from .native import OK, ffi, lib, text
@@ -38,24 +42,41 @@ class CoreLanes:
             self._places[LaneId(lane.peer, lane.rail, lane.lane)] = place
         self._rows = ffi.new("rc_lost_lane[]", max(1, len(lanes)))
         self._lost: set[LaneId] = set()
-        self._said: dict[int, float] = {}
+        self._said: dict[tuple[int, int], float] = {}
+        self._lock = threading.RLock()  # close() may come in the midst of a call, by a __del__
 
-    def lost(self) -> set[LaneId]:
-        """Returns the lanes that are lost now, and logs what has changed."""
-        count = lib.rc_comm_lost_lanes(self._handle, self._rows, len(self._lanes))
-        why = {self._id(row.peer, row.lane): text(row.why.message) for row in self._rows[0:count]}
-        lost = set(why)
+    def close(self) -> None:
+        """Has every later call do nothing, and waits for one that is under way."""
+        with self._lock:
+            self._handle = None
+
+    def losses(self) -> Losses | None:
+        """Returns the lanes that are lost now, and logs what has changed; None once the
+        communicator has failed."""
+        with self._lock:
+            if self._handle is None:
+                return None
+            count = lib.rc_comm_lost_lanes(self._handle, self._rows, len(self._lanes))
+        if count < 0:
+            return None
+        rows = self._rows[0:count]
+        why = {self._id(row.peer, row.lane): text(row.why.message) for row in rows}
+        silent = {self._id(row.peer, row.lane) for row in rows if row.is_silent}
+        lost = set(why) - silent
         for lane in sorted(lost - self._lost):
             self._say(lane, why[lane], len(lost))
         for lane in sorted(self._lost - lost):
             _log.info("%s is back", self._name(lane))
         self._lost = lost
-        return lost
+        return Losses(lost, silent)
 
     def drop(self, lane: LaneId) -> Mark | None:
         """Gives a lane up, if it is not lost yet; None if it cannot be made anew."""
         mark = ffi.new("rc_lane_mark *")
-        result = lib.rc_comm_drop_lane(self._handle, *self._places[lane], mark)
+        with self._lock:
+            if self._handle is None:
+                return None
+            result = lib.rc_comm_drop_lane(self._handle, *self._places[lane], mark)
         fields = (mark.made, mark.received, mark.before, mark.previous, mark.ticket)
         return Mark(*fields) if result == OK else None
 
@@ -63,7 +84,18 @@ class CoreLanes:
         """Goes on over a connected socket, which is the core's from now on. False if the lane is
         not where our mark says."""
         marks = (ffi.new("rc_lane_mark *", tuple(mark)) for mark in (ours, theirs))
-        return bool(lib.rc_comm_renew_lane(self._handle, *self._places[lane], fd, *marks) == OK)
+        with self._lock:
+            if self._handle is None:
+                os.close(fd)
+                return False
+            place = self._places[lane]
+            return bool(lib.rc_comm_renew_lane(self._handle, *place, fd, *marks) == OK)
+
+    def lose_peer(self, peer: int) -> None:
+        """Ends the communicator, as the peer has ended; without effect while it has a lane."""
+        with self._lock:
+            if self._handle is not None:
+                lib.rc_comm_lose_peer(self._handle, peer)
 
     def _id(self, peer: int, index: int) -> LaneId:
         lane = self._ids[peer, index]
@@ -74,10 +106,11 @@ class CoreLanes:
         return f"rail {lane.rail} to rank {lane.peer} ({of.here} - {of.there})"
 
     def _say(self, lane: LaneId, why: str, lost: int) -> None:
-        port, now = self._ids[self._places[lane]].port, time.monotonic()
-        level = logging.INFO if now < self._said.get(port, 0.0) + _SILENT_S else logging.WARNING
+        way = self._ids[self._places[lane]].port, lane.peer
+        now, said = time.monotonic(), self._said.get(way, -math.inf)
+        level = logging.INFO if now < said + _SILENT_S else logging.WARNING
         if level == logging.WARNING:
-            self._said[port] = now
+            self._said[way] = now
         _log.log(
             level,
             "%s; %d of %d lanes are left, and it is tried again",

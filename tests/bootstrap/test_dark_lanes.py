@@ -1,4 +1,4 @@
-"""One of two ports of a host fails while a job runs: every rank ends, in time, and names the lane.
+"""A port of a host fails as a job runs: every rank ends, in time, and names the lane, or goes on.
 
 Each rank is a thread on a host of its own (test_netns.Lab), with a port on each of two switches.
 """
@@ -53,14 +53,9 @@ class Job:
         self._over = threading.Event()
         self._lab, self._count, self._pause = lab, count, pause
         self._method = f"tcp://{master}:29500"
-        self._config = Config(
-            interfaces=("eth0", "eth1"),
-            heartbeat=HEARTBEAT,
-            peer_timeout=LIMIT,
-            timeout=PATIENCE,
-            probe=False,
-            **settings,
-        )
+        self.comms: dict[int, Communicator] = {}
+        defaults = {"interfaces": ("eth0", "eth1"), "peer_timeout": LIMIT, "probe": False}
+        self._config = Config(heartbeat=HEARTBEAT, timeout=PATIENCE, **defaults | settings)
         self._threads = [
             threading.Thread(target=self._rank, args=(rank,)) for rank in range(len(lab.hosts))
         ]
@@ -72,6 +67,7 @@ class Job:
         world = len(self.calls)
         with self._lab.enter(rank):
             comm = Communicator.create(rank, world, init_method=self._method, config=self._config)
+        self.comms[rank] = comm
         try:
             data = np.ones(self._count, dtype=np.float32)
             told = np.zeros(1, dtype=np.int64)
@@ -187,3 +183,41 @@ def test_address_of_version_6_lost(monkeypatch: pytest.MonkeyPatch) -> None:
         job = Job(lab, 8, pause=0.01, master="[fd07::1]")
         lab.inside(1, "ip -6 addr del fd08::2/64 dev eth1")
         check_named(job, 1, "the port of rank 1 has lost its address", "eth1 fd08::2 on ")
+
+
+# ---- lanes that are made anew ----
+
+
+def is_whole(job: Job, hurt: int) -> bool:
+    """True if all lanes are open, and those to a rank were made anew."""
+    lanes = [lane for comm in job.comms.values() for lane in comm.stats()["lanes"]]
+    anew = [lane for lane in job.comms[hurt].stats()["lanes"] if lane["made"] > 1]
+    return len(anew) >= len(job.comms) - 1 and not any(lane["is_lost"] for lane in lanes)
+
+
+def test_a_port_that_comes_back(lab: Lab) -> None:
+    job = Job(lab, 250_000, recovery="on", peer_timeout=PATIENCE)
+    for lose, mend in (PORTS["was taken down"], PORTS["has no carrier"]):
+        lose(lab)
+        calls = min(job.calls)
+        assert until(lambda calls=calls: min(job.calls) > calls + 3)
+        mend(lab)
+        assert until(lambda: is_whole(job, 1))
+    job.end()
+    assert not job.errors
+
+
+@pytest.mark.parametrize("hurt", [0, 1])
+def test_the_only_port_comes_back(monkeypatch: pytest.MonkeyPatch, hurt: int) -> None:
+    """Only its own host sees it fail: the other hears nothing."""
+    monkeypatch.setenv("RINGCOMM_SECRET", SECRET)
+    with contextlib.closing(Lab()) as lab:
+        for host in (1, 2):
+            lab.host((0, f"10.7.0.{host}/24"))
+        job = Job(lab, 250_000, interfaces=("eth0",), recovery="on", peer_timeout=PATIENCE)
+        lab.inside(hurt, "ip link set eth0 down")
+        assert until(lambda: any(lane["is_lost"] for lane in job.comms[hurt].stats()["lanes"]))
+        lab.inside(hurt, "ip link set eth0 up")
+        assert until(lambda: is_whole(job, hurt))
+        job.end()
+        assert not job.errors

@@ -207,17 +207,44 @@ static void a_frame_that_is_damaged_again_is_an_error(void)
     stage_close(&s);
 }
 
-/* Whose host has closed all lanes, and who makes none anew. */
-static void a_peer_that_hangs_up_is_lost(void)
+static void lose_lane(stage *s, int lane, int lost_then)
+{
+    rc_lost_lane lost[2];
+    close(s->far[1][lane]);
+    s->far[1][lane] = -1;
+    while (rc_comm_lost_lanes(s->comm, lost, 2) < lost_then)
+        usleep(200);
+}
+
+/* But not while a lane is open. */
+static void a_peer_that_has_ended_is_lost(void)
 {
     stage s = open_two_lanes();
     rc_call call = small_call(RC_ALLREDUCE, data, 1);
     rc_work *work = submit(s.comm, &call);
     rc_error error;
-    hang_up(&s, 1);
+    lose_lane(&s, 1, 1);
+    CHECK_EQ(rc_comm_lose_peer(s.comm, 1), RC_INVALID_STATE);
+    lose_lane(&s, 0, 2);
+    CHECK_EQ(rc_work_wait(work, 0), RC_AGAIN);
+    CHECK_EQ(rc_comm_lose_peer(s.comm, 1), RC_OK);
     CHECK_EQ(outcome(work, &error), RC_PEER_LOST);
-    CHECK_EQ(strncmp(error.message, "rank 1 is lost", 14), 0); /* not a minute later, as silent */
+    CHECK_EQ(strncmp(error.message, "rank 1 is lost: rail 0 ", 23), 0);
+    CHECK_EQ(error.lane, 0);
+    CHECK_EQ(rc_comm_lose_peer(s.comm, 0), RC_INVALID_ARGUMENT);
     rc_work_free(work);
+    stage_close(&s);
+}
+
+/* It may have lost a lane, and cannot tell. */
+static void lanes_of_a_silent_peer_may_be_lost(void)
+{
+    stage s = stage_open((stage_options){.lanes = 2, .recovers = 1, .heartbeat_ms = 20});
+    rc_lost_lane lost[2];
+    while (rc_comm_lost_lanes(s.comm, lost, 2) < 2)
+        usleep(200);
+    for (int lane = 0; lane < 2; lane++)
+        CHECK(lost[lane].is_silent && lost[lane].peer == 1 && lost[lane].lane == lane);
     stage_close(&s);
 }
 
@@ -352,6 +379,21 @@ static void a_lane_comes_back(void)
     stage_close(&s);
 }
 
+/* The peer may never take it over, and would wait for one that is gone. */
+static void a_goodbye_waits_until_the_new_lane_brings_something(void)
+{
+    uint8_t payload[PEER_SEGMENT];
+    frame_header h = control_header(FRAME_HEARTBEAT, 0);
+    rc_lane_mark mark;
+    stage s = stage_open((stage_options){.recovers = 1});
+    CHECK_EQ(renew(&s, 0, &mark), RC_OK);
+    CHECK_EQ(rc_comm_leave(s.comm, 20), RC_AGAIN);
+    play(s.far[1][0], h, NULL);
+    CHECK_EQ(rc_comm_leave(s.comm, 10000), RC_OK);
+    CHECK(watch_for(s.far[1][0], FRAME_GOODBYE, &h, payload));
+    stage_close(&s);
+}
+
 static void a_mark_counts_no_more_than_was_sent(void)
 {
     rc_lane_mark mark;
@@ -403,11 +445,14 @@ int main(void)
         {"a_frame_that_did_not_come_whole_comes_again",
          a_frame_that_did_not_come_whole_comes_again},
         {"a_frame_that_is_damaged_again_is_an_error", a_frame_that_is_damaged_again_is_an_error},
-        {"a_peer_that_hangs_up_is_lost", a_peer_that_hangs_up_is_lost},
+        {"a_peer_that_has_ended_is_lost", a_peer_that_has_ended_is_lost},
+        {"lanes_of_a_silent_peer_may_be_lost", lanes_of_a_silent_peer_may_be_lost},
         {"nonsense_is_refused", nonsense_is_refused},
         {"who_leaves_waits_for_word", who_leaves_waits_for_word},
         {"who_leaves_too_early_is_lost", who_leaves_too_early_is_lost},
         {"a_lane_comes_back", a_lane_comes_back},
+        {"a_goodbye_waits_until_the_new_lane_brings_something",
+         a_goodbye_waits_until_the_new_lane_brings_something},
         {"a_mark_counts_no_more_than_was_sent", a_mark_counts_no_more_than_was_sent},
         {"only_the_last_mark_is_good", only_the_last_mark_is_good},
         {"a_question_is_answered", a_question_is_answered},

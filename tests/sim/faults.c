@@ -73,12 +73,14 @@ static unsigned code_of(const fault *f)
 }
 
 /* Notes the fault of a lane in its link. Returns 1 if others of it carry on, or it is made anew:
- * then only silence on all lanes ends a communicator. */
+ * then only silence on all lanes ends a communicator. No lane of a process that is stopped or cut
+ * off is made anew (renew_lane). */
 static int hurts_no_more(world *w, sim_link *ln, int at, const fault *f)
 {
     int count = ln->count, hurt = 0;
-    int is_made_anew =
-        f->kind != FAULT_DARK_ONE && f->kind != FAULT_DARK_BOTH && f->kind != FAULT_CLOSE;
+    unsigned ends = 1U << os_lane_rank(f->lane, 0) | 1U << os_lane_rank(f->lane, 1);
+    int is_made_anew = f->kind != FAULT_DARK_ONE && f->kind != FAULT_DARK_BOTH &&
+                       f->kind != FAULT_CLOSE && !(w->confused & ends);
     unsigned codes = code_of(f);
     if (!ln->group->is->config.recovers)
         return 0;

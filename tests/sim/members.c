@@ -151,11 +151,21 @@ static int has_told(const struct lane *l)
     return ((const peer_link *)l->link)->is_told;
 }
 
+/* Finds the peers that have ended: nobody listens for them. */
+static void lose_the_dead(world *w, const group *g, int rank)
+{
+    for (int peer = 0; peer < g->is->size && is_there(g, rank); peer++)
+        if (peer != rank && os_is_dead(g->is->process[peer]) && pick(w, 4) == 0)
+            rc_comm_lose_peer(g->members[rank].comm, peer);
+}
+
 /* The higher rank dials. */
 void renew_lanes(world *w, group *g, int rank)
 {
     hand_over_late(w, g, rank);
     os_enter(g->is->process[rank]);
+    if (g->is->config.recovers)
+        lose_the_dead(w, g, rank);
     for (int i = 0; i < w->link_count && g->is->config.recovers; i++) {
         sim_link *ln = &w->links[i];
         for (int lane = 0; lane < g->is->rails * g->is->lanes; lane++) {
