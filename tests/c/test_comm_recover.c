@@ -388,8 +388,10 @@ static void a_goodbye_waits_until_the_new_lane_brings_something(void)
     stage s = stage_open((stage_options){.recovers = 1});
     CHECK_EQ(renew(&s, 0, &mark), RC_OK);
     CHECK_EQ(rc_comm_leave(s.comm, 20), RC_AGAIN);
+    expect_heartbeats(s.far[1][0]);
     play(s.far[1][0], h, NULL);
-    CHECK_EQ(rc_comm_leave(s.comm, 10000), RC_OK);
+    wait_until_read(&s, 1, 0, FRAME_HEADER_BYTES);
+    CHECK_EQ(rc_comm_leave(s.comm, 20), RC_AGAIN); /* until the goodbye is read here */
     CHECK(watch_for(s.far[1][0], FRAME_GOODBYE, &h, payload));
     stage_close(&s);
 }
