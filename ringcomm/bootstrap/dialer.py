@@ -33,7 +33,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 """Seconds between two tries: doubled from the first to the longest."""
 
 _PROVEN_PATIENCE = 5.0
-_CONNECT_PATIENCE = (1.5, 3.0, 5.0)  # seconds for the first, second and every later try
+_CONNECT_PATIENCE = (1.5, 3.0, 5.0)
+"""Seconds for the first, second and every later try; the first for all that go a proven way: who
+waits for TCP to send a lost packet again is late where a port comes up."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +139,8 @@ class Dial:
             self._connect_failed(code)
             return
         self._phase = _State.CONNECTING
-        patience = _CONNECT_PATIENCE[min(self._tries, len(_CONNECT_PATIENCE)) - 1]
+        tries = 1 if self.target.is_proven else min(self._tries, len(_CONNECT_PATIENCE))
+        patience = _CONNECT_PATIENCE[tries - 1]
         self._expire_in(patience, NO_ANSWER)
         self._loop.watch(sock, WRITE, self._on_connect)
 
