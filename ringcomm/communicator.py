@@ -92,7 +92,8 @@ class Communicator(Collectives):
             lanes = list(mesh.lanes)
             self._handle = open_handle(mesh, config, joined.epoch, self.engine.handle)
             if mesh.keeping:
-                self._keeper = LaneKeeper(mesh.keeping[0], CoreLanes(self._handle, lanes))
+                core = CoreLanes(self._handle, lanes, self._timeline)
+                self._keeper = LaneKeeper(mesh.keeping[0], core)
                 mesh.keeping.clear()
         except BaseException:
             mesh.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,7 +50,9 @@ def test_sums_stay_exact_while_lanes_come_and_go(n: int) -> None:
         assert min(world.run(body)) > 2 * (n - 1)
 
 
-def test_a_lost_lane_is_named_once_and_its_return_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_lane_is_named_once_and_its_return_too(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     caplog.set_level("INFO", "ringcomm")
 
     def body(comm: Communicator) -> None:
@@ -58,8 +62,13 @@ def test_a_lost_lane_is_named_once_and_its_return_too(caplog: pytest.LogCaptureF
         until(lambda: _made(comm) > 2)
         until(lambda: sum(" is back" in record.getMessage() for record in caplog.records) == 2)
 
-    with World(2, rails=2, bring_up="tcp", config=Config(timeout=30.0, recovery="on")) as world:
+    config = Config(timeout=30.0, recovery="on", timeline=str(tmp_path / "trace.json"))
+    with World(2, rails=2, bring_up="tcp", config=config) as world:
         world.run(body)
+    (trace,) = tmp_path.iterdir()
+    events = json.loads(trace.read_text())
+    shown = [event for event in events if event["name"].startswith("lost: rail 1 to rank ")]
+    assert sorted(event["ph"] for event in shown) == ["b", "b", "e", "e"]  # both ranks are here
     lost = [record for record in caplog.records if "1 of 2 lanes are left" in record.getMessage()]
     assert [record.levelname for record in lost] == ["WARNING"] * 2
     for record in lost:

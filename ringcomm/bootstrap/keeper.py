@@ -39,7 +39,7 @@ _REST, _LONGEST_REST, _LONGEST_ALONE = 0.5, 30.0, 1.0
 """Seconds from one attempt at a lane to the next: doubled from the first to the second, or to the
 third where the peer has no other lane."""
 _STEADY = 30.0
-"""Seconds after which a lane that was tried, rest included, is tried at once if it is lost again."""
+"""Seconds from the end of a lane's rest, after which it is tried at once if it is lost again."""
 _DEAF = 0.5
 """Seconds for which a peer's host refuses connections, after which the peer has ended."""
 _MARK = struct.Struct("<IIII")

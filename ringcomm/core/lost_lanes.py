@@ -18,6 +18,7 @@ from ..bootstrap.keeper import Losses, Mark
 from ..bootstrap.lanes import LaneId
 from ..bootstrap.mesh_result import LaneSocket
 from .native import OK, ffi, lib, text
+from .timeline import Timeline
 
 _SILENT_S = 60.0
 _log = logging.getLogger("ringcomm")
@@ -29,10 +30,13 @@ class CoreLanes:
     Args:
         handle: the rc_comm, which outlives the keeper.
         lanes: those of the mesh, in its order.
+        timeline: is told of losses, too.
     """
 
-    def __init__(self, handle: Any, lanes: Sequence[LaneSocket]) -> None:
-        self._handle = handle
+    def __init__(
+        self, handle: Any, lanes: Sequence[LaneSocket], timeline: Timeline | None = None
+    ) -> None:
+        self._handle, self._timeline = handle, timeline
         self._lanes = list(lanes)
         self._places: dict[LaneId, tuple[int, int]] = {}
         self._ids: dict[tuple[int, int], LaneSocket] = {}
@@ -67,6 +71,8 @@ class CoreLanes:
             self._say(lane, why[lane], len(lost))
         for lane in sorted(self._lost - lost):
             _log.info("%s is back", self._name(lane))
+            if self._timeline is not None:
+                self._timeline.back(self._name(lane))
         self._lost = lost
         return Losses(lost, silent)
 
@@ -111,10 +117,13 @@ class CoreLanes:
         level = logging.INFO if now < said + _SILENT_S else logging.WARNING
         if level == logging.WARNING:
             self._said[way] = now
+        why = why or f"rank {lane.peer} has given up {self._name(lane)}"
+        if self._timeline is not None:
+            self._timeline.lost(self._name(lane), why)
         _log.log(
             level,
             "%s; %d of %d lanes are left, and it is tried again",
-            why or f"rank {lane.peer} has given up {self._name(lane)}",
+            why,
             len(self._lanes) - lost,
             len(self._lanes),
         )

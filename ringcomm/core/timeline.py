@@ -8,6 +8,8 @@ bytes that it has moved, by rail:
       on the wire                           |<-------------------->|   sent_bytes, rails, ...
       (or in shared memory)
 
+A lane that is lost is an event, too, until it is made anew.
+
 Events are nestable asynchronous ones of the Trace Event Format, as works overlap at will. Moments
 are of the wall clock, so that the files of all ranks can be viewed together; within a host they
 are exact to the microsecond, among hosts as far as their clocks agree.
@@ -245,6 +247,20 @@ class Timeline:
             {"ph": "b", "name": where, "ns": started, **common},
             {"ph": "e", "name": where, "ns": over, **common},
             {"ph": "e", "name": work.name, "ns": over, "args": args, **common},
+        )
+
+    def lost(self, lane: str, why: str) -> None:
+        """Writes that a lane is lost; the event ends with back()."""
+        self._lane("b", lane, {"why": why})
+
+    def back(self, lane: str) -> None:
+        """Writes that a lost lane was made anew."""
+        self._lane("e", lane, {})
+
+    def _lane(self, phase: str, lane: str, args: dict[str, Any]) -> None:
+        common = {"cat": self._category, "id": lane, "tid": 0, "args": args}
+        self._file.write(
+            {"ph": phase, "name": f"lost: {lane}", "ns": time.monotonic_ns(), **common}
         )
 
     def close(self) -> None:
