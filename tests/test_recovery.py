@@ -94,9 +94,11 @@ def test_no_lane_is_tried_again_and_again_at_once() -> None:
 
     assert [waits(float(now), False) for now in (1, 1, 1.5, 2.5)] == [0, 0.5, 1, 2]
     assert [waits(4.5, False), waits(8.5, False), waits(16.5, False)] == [4, 8, 16]
-    assert waits(32.5, False) == 30
-    assert waits(62.5, True) == 1
-    assert [waits(130.0, False), waits(130.0, False)] == [0, 0.5]
+    assert [waits(32.5, False), waits(62.5, True)] == [30, 1]
+    pace.made(lane, 70.0)
+    assert waits(71.5, False) == 22  # it was open for too short a time
+    pace.made(lane, 100.0)
+    assert [waits(103.0, False), waits(103.0, False)] == [0, 0.5]
 
 
 def test_off_nothing_is_kept() -> None:

@@ -38,8 +38,8 @@ _PATIENCE = 5.0
 _REST, _LONGEST_REST, _LONGEST_ALONE = 0.5, 30.0, 1.0
 """Seconds from one attempt at a lane to the next: doubled from the first to the second, or to the
 third where the peer has no other lane."""
-_STEADY = 30.0
-"""Seconds from the end of a lane's rest, after which it is tried at once if it is lost again."""
+_STEADY = 2.0
+"""Seconds for which a lane was open, after which it is tried at once when it is lost again."""
 _DEAF = 0.5
 """Seconds for which a peer's host refuses connections, after which the peer has ended."""
 _MARK = struct.Struct("<IIII")
@@ -110,22 +110,28 @@ class Keeping:
 
 
 class Pace:
-    """Paces the attempts at lanes: one that has just been tried is not tried again at once."""
+    """Paces the attempts at lanes: one that was made anew in vain is not tried again at once."""
 
     def __init__(self) -> None:
         self._tries: dict[LaneId, tuple[float, float]] = {}
+        self._made: dict[LaneId, float] = {}
 
     def begin(self, lane: LaneId, now: float, is_alone: bool) -> bool:
-        """Returns True, and notes the attempt, if a lane may be tried now.
+        """Returns True, and notes the attempt, if a lost lane may be tried now.
 
         is_alone: the peer has no other lane.
         """
-        began, rest = self._tries.get(lane, (-math.inf, _REST))
+        if now > self._made.pop(lane, math.inf) + _STEADY:
+            self._tries.pop(lane, None)
+        began, rest = self._tries.get(lane, (-math.inf, _REST / 2))
         if now < began + min(rest, _LONGEST_ALONE if is_alone else _LONGEST_REST):
             return False
-        is_soon = now < began + rest + _STEADY
-        self._tries[lane] = now, min(2 * rest, _LONGEST_REST) if is_soon else _REST
+        self._tries[lane] = now, min(2 * rest, _LONGEST_REST)
         return True
+
+    def made(self, lane: LaneId, now: float) -> None:
+        """Notes that a lane was made anew."""
+        self._made[lane] = now
 
 
 class LaneKeeper:
@@ -299,7 +305,8 @@ class _Meeting:
         tune(self.sock, keeper._plan.congestion)
         keep_alive(self.sock, False)
         keeper._finish(self.lane, self.sock)
-        keeper._core.renew(self.lane, self.sock.detach(), ours, theirs)
+        if keeper._core.renew(self.lane, self.sock.detach(), ours, theirs):
+            keeper._pace.made(self.lane, time.monotonic())
 
     def _leave(self) -> None:
         self._timer.cancel()
