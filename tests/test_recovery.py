@@ -13,7 +13,7 @@ from patience import until
 from ranks import World
 
 from ringcomm import Config
-from ringcomm.bootstrap.keeper import Pace
+from ringcomm.bootstrap.keeper import Losses, Pace
 from ringcomm.bootstrap.lanes import LaneId
 from ringcomm.communicator import Communicator
 
@@ -80,7 +80,37 @@ def test_who_has_failed_listens_no_more() -> None:
     with World(2, rails=2, bring_up="tcp", config=config) as world:
         keepers = [comm._keeper for comm in world.comms]
         world.comms[0].abort("drawn")
-        until(lambda: not any(keeper and keeper._thread.is_alive() for keeper in keepers))
+        assert until(lambda: not any(keeper and keeper._thread.is_alive() for keeper in keepers))
+
+
+def test_lanes_of_a_silent_peer_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have lost them, and has none by which to tell."""
+    config = Config(timeout=30.0, recovery="on")
+    with World(2, rails=2, bring_up="tcp", config=config) as world:
+        keeper = world.comms[1]._keeper
+        assert keeper is not None
+        silent = Losses(set(), {LaneId(0, 0, 0), LaneId(0, 1, 0)})
+        monkeypatch.setattr(keeper._core, "losses", lambda: silent)
+        assert until(lambda: all(_made(comm) >= 4 for comm in world.comms))
+        monkeypatch.undo()
+        world.run(lambda comm: comm.barrier())
+
+
+def test_who_accepts_gives_up_no_lane_before_it_has_the_mark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The peer may find that the lane is well again."""
+    config = Config(timeout=30.0, recovery="on")
+    with World(2, rails=2, bring_up="tcp", config=config) as world:
+        keeper, tries = world.comms[1]._keeper, []
+        assert keeper is not None
+        silent = Losses(set(), {LaneId(0, 0, 0)})
+        monkeypatch.setattr(keeper._core, "losses", lambda: silent)
+        monkeypatch.setattr(keeper._core, "drop", tries.append)  # and so no mark
+        assert until(lambda: len(tries) > 2)
+        monkeypatch.undo()
+        world.run(lambda comm: comm.barrier())
+        assert [_made(comm) for comm in world.comms] == [2, 2]
 
 
 def test_no_lane_is_tried_again_and_again_at_once() -> None:

@@ -84,7 +84,8 @@ struct rc_comm {
 };
 
 /* Implement rc_comm_create, _share, _add_lane, _name_rail, _watch_ports, _start, _abort, _leave,
- * _close, _free, _drop_lane, _renew_lane and rc_submit, once api*.c has checked the arguments. */
+ * _close, _free, _drop_lane, _renew_lane, _lose_peer and rc_submit, once api*.c has checked the
+ * arguments. */
 rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *config);
 rc_result comm_share(rc_comm *c, const int32_t *hosts, int fd);
 rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per_s);
@@ -100,8 +101,8 @@ rc_result comm_drop_lane(rc_comm *c, int peer, int index, rc_lane_mark *out);
 rc_result comm_renew_lane(rc_comm *c, int peer, int index, int fd, const rc_lane_mark *ours,
                           const rc_lane_mark *theirs);
 rc_result comm_lose_peer(rc_comm *c, int peer);
-/* Returns 1 if the lane is open, but its peer is silent on all lanes: where that has lost this one
- * alone, it cannot tell so. */
+/* Returns 1 if the lane is open, but its peer is silent on all lanes: it may have lost them, and
+ * has none by which to tell. */
 int comm_may_have_lost(const rc_comm *c, const lane *l);
 
 /* Give pipe/ what it needs of a communicator, none of which changes once that has started. */

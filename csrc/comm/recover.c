@@ -221,6 +221,8 @@ static int can_be_made_anew(const lane *l)
 rc_result comm_drop_lane(rc_comm *c, int peer, int index, rc_lane_mark *out)
 {
     lane *l = c->env.links[peer]->lanes[index];
+    if (c->env.links[peer]->is_told)
+        return RC_INVALID_STATE; /* its last frames may be on their way */
     comm_give_up_lane(c, l);
     *out = (rc_lane_mark){l->made, lane_received(l), l->before, l->previous, ++l->ticket};
     return can_be_made_anew(l) ? RC_OK : RC_INVALID_STATE;
@@ -268,11 +270,15 @@ rc_result comm_renew_lane(rc_comm *c, int peer, int index, int fd, const rc_lane
 
 rc_result comm_lose_peer(rc_comm *c, int peer)
 {
-    const peer_link *ln = c->env.links[peer];
+    peer_link *ln = c->env.links[peer];
     const lane *lost = comm_last_lost(ln);
     rc_error why;
-    if (lost == NULL || ln->is_told || link_is_left(ln) || c->leaving)
+    if (lost == NULL || ln->is_told || link_is_left(ln))
         return RC_INVALID_STATE;
+    if (c->leaving) {
+        ln->is_told = 1; /* nobody is left to hear the goodbye */
+        return RC_OK;
+    }
     int is_known = lost->error.code != RC_OK;
     error_clear(&why);
     error_set(&why, RC_PEER_LOST, "rank %d is lost: %s%sit does not listen any more", peer,

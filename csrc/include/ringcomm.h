@@ -244,8 +244,8 @@ rc_result rc_comm_drop_lane(rc_comm *comm, int peer, int lane, rc_lane_mark *out
 rc_result rc_comm_renew_lane(rc_comm *comm, int peer, int lane, int fd, const rc_lane_mark *ours,
                              const rc_lane_mark *theirs);
 /* Ends the communicator with RC_PEER_LOST, as the peer has ended: all its lanes are lost, and then
- * its host said that it does not listen for new ones. Returns RC_INVALID_STATE if one of them is
- * open, or the peer has left. */
+ * its host said that it does not listen for new ones. One that is leaving waits no longer for it.
+ * Returns RC_INVALID_STATE if one of the lanes is open, or the peer has left. */
 rc_result rc_comm_lose_peer(rc_comm *comm, int peer);
 
 /* Counters since rc_comm_start. */

@@ -6,8 +6,8 @@
 Invariants: ``state`` and ``detail`` always say, in the words of join_failure.py, how the latest try
 went; a peer's refusal is trusted only if it is proven; once connected, a Dial waits until the
 other end answers, closes or is no longer there (its kernel answers keepalives), so that it keeps
-its place in the peer's queue, where strangers may be before it; a Dial owns its socket until it
-hands it over.
+its place in the peer's queue, where strangers may be before it (a proven target has PROVEN_PATIENCE
+for its answer); a Dial owns its socket until it hands it over.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from .system import describe
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 """Seconds between two tries: doubled from the first to the longest."""
 
-_PROVEN_PATIENCE = 5.0
+PROVEN_PATIENCE = 5.0
+"""Seconds for the handshake of a Target that is proven."""
 _CONNECT_PATIENCE = (1.5, 3.0, 5.0)
 """Seconds for the first, second and every later try; the first for all that go a proven way: who
 waits for TCP to send a lost packet again is late where a port comes up."""
@@ -54,7 +55,8 @@ class Target:
     link_local: Target | None = None
     """Another way to the same port of the peer, used in the first, third, ... try."""
     is_proven: bool = False
-    """The peer was reached this way before: no other is tried, and its answer has to come soon."""
+    """The peer was reached this way before: the port is not left, and its answer has to come within
+    PROVEN_PATIENCE."""
 
 
 class _State(enum.Enum):
@@ -145,7 +147,7 @@ class Dial:
         self._loop.watch(sock, WRITE, self._on_connect)
 
     def _way(self) -> Target:
-        if self.target.is_proven:
+        if self.target.is_proven and (self.target.link_local is None or self._tries % 2 == 0):
             return self.target
         if self._tries % 2 == 0:
             return dataclasses.replace(self.target, device="")
@@ -175,8 +177,8 @@ class Dial:
         if code:
             self._connect_failed(code)
             return
+        self._refused_since = math.inf
         if self._new_client is None:
-            self._refused_since = math.inf
             self._finish()
             return
         self._phase = _State.SHAKING
@@ -184,7 +186,7 @@ class Dial:
         self._data = b""
         self._timer.cancel()
         if self.target.is_proven:
-            self._expire_in(_PROVEN_PATIENCE, MUTE)
+            self._expire_in(PROVEN_PATIENCE, MUTE)
         if not self._heard:
             self.state, self.detail = MUTE, ""
         self._loop.watch(self._sock, READ, self._on_data)

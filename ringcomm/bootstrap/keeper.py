@@ -36,12 +36,14 @@ _LOOK_EVERY = 0.25
 _PATIENCE = 5.0
 """Seconds for the other end's mark."""
 _REST, _LONGEST_REST, _LONGEST_ALONE = 0.5, 30.0, 1.0
-"""Seconds from one attempt at a lane to the next: doubled from the first to the second, or to the
-third where the peer has no other lane."""
+"""Seconds from one attempt at a lane to the next. They begin with the first and double, up to the
+second; where no lane to the peer is left, up to the third."""
 _STEADY = 2.0
 """Seconds for which a lane was open, after which it is tried at once when it is lost again."""
-_DEAF = 0.5
-"""Seconds for which a peer's host refuses connections, after which the peer has ended."""
+_DEAF, _DEAF_TO_KNOCKS = 0.5, 2.5
+"""Seconds for which a peer's host refuses connections, after which the peer has ended: a lower
+rank's, which has accepted before, and a higher one's. Its firewall may refuse all connections; but
+if it lives, it dials within that time."""
 _MARK = struct.Struct("<IIII")
 _log = logging.getLogger("ringcomm")
 
@@ -168,12 +170,18 @@ class LaneKeeper:
 
     def close(self) -> None:
         """Ends the thread, which closes all that the core does not have. The core is not called any
-        more, even if this raises KeyboardInterrupt."""
+        more, even if this raises KeyboardInterrupt. Not for the thread itself."""
         self._is_closing = True
-        self._core.close()
-        self._waker.close()
-        if threading.current_thread() is not self._thread:  # where the garbage collector calls
-            self._thread.join()
+        try:
+            self._core.close()
+        finally:
+            self._waker.close()
+            self._thread.join(_PATIENCE)  # a handler of its log may wait for this thread
+
+    @property
+    def is_own_thread(self) -> bool:
+        """True on the thread that makes lanes anew, where the garbage collector may run, too."""
+        return threading.current_thread() is self._thread
 
     def _run(self) -> None:
         try:
@@ -205,9 +213,19 @@ class LaneKeeper:
             if lane not in self._dials or self._dials[lane].is_over:
                 self._dial(lane, is_alone=self._links[lane.peer] <= due)
         for peer in {lane.peer for lane in losses.lost}:
-            dials = [self._dials.get(lane) for lane in self._links[peer]]
-            if all(dial is not None and dial.refused_for >= _DEAF for dial in dials):
+            if self._is_deaf(peer):
                 self._core.lose_peer(peer)
+
+    def _is_deaf(self, peer: int) -> bool:
+        """True if a peer's host refuses our connections. A port that is dark tells nothing."""
+        dials = [(lane, self._dials[lane]) for lane in self._links[peer] & self._dials.keys()]
+        if any(dial.shaking or dial.is_over for _, dial in dials):
+            return False
+        knocks = self._plan.expected
+        return any(
+            dial.refused_for >= (_DEAF_TO_KNOCKS if lane in knocks else _DEAF)
+            for lane, dial in dials
+        )
 
     def _is_due(self, lane: LaneId, losses: Losses) -> bool:
         """True if this rank dials the lane, or has to find out whether its peer still listens."""

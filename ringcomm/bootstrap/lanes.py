@@ -88,7 +88,7 @@ class Plan:
         )
 
     def knock(self, loop: Loop, lane: LaneId) -> Dial:
-        """Finds out whether a lane's peer still listens: Dial.refusals tells."""
+        """Finds out whether a lane's peer still listens: Dial.refused_for tells."""
         return Dial(loop, self.targets[lane], None, lambda _dial, sock: sock.close())
 
     def accept(
@@ -174,9 +174,13 @@ class LaneMaker:
         )
 
     def _proven(self, lane: LaneId) -> Target:
-        """Returns the way by which a lane was made; for one that was accepted, our address."""
-        way = self._dials[lane].way if lane in self._dials else self._plan.targets[lane]
-        return dataclasses.replace(way, link_local=None, is_proven=True)
+        """Returns the target of a lane, without the ways that would lead it over another port than
+        the one by which it was made."""
+        target = self._plan.targets[lane]
+        if lane not in self._dials:
+            return target
+        way = self._dials[lane].way
+        return dataclasses.replace(target if way is target.link_local else way, is_proven=True)
 
     def close(self) -> None:
         """Closes every socket that was not taken from ``made``."""

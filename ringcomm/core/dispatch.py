@@ -475,6 +475,9 @@ class Dispatcher:
     def _leave_and_free(self, handle: Any, within: float) -> None:
         """Says goodbye to the other ranks within these seconds, ends all works, and frees the
         handle."""
+        if self._keeper is not None and self._keeper.is_own_thread:  # in the midst of its call
+            threading.Thread(target=self._leave_and_free, args=(handle, within)).start()
+            return
         deadline = time.monotonic() + within
         left_ms = max(1.0, 1000 * within)
         try:  # in slices, so that signal handlers run between them

@@ -47,12 +47,23 @@ class CoreLanes:
         self._rows = ffi.new("rc_lost_lane[]", max(1, len(lanes)))
         self._lost: set[LaneId] = set()
         self._said: dict[tuple[int, int], float] = {}
-        self._lock = threading.RLock()  # close() may come in the midst of a call, by a __del__
+        self._silent: set[LaneId] = set()
+        self._renewed: set[LaneId] = set()
+        self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Has every later call do nothing, and waits for one that is under way."""
-        with self._lock:
-            self._handle = None
+        """Has every later call do nothing, and waits for one that is under way, even if that is
+        interrupted."""
+        self._handle = None
+        interrupt = None
+        while True:
+            try:
+                with self._lock:
+                    break
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
     def losses(self) -> Losses | None:
         """Returns the lanes that are lost now, and logs what has changed; None once the
@@ -69,20 +80,23 @@ class CoreLanes:
         lost = set(why) - silent
         for lane in sorted(lost - self._lost):
             self._say(lane, why[lane], len(lost))
-        for lane in sorted(self._lost - lost):
+        for lane in sorted((self._lost - lost) & self._renewed):  # the others have ended
             _log.info("%s is back", self._name(lane))
             if self._timeline is not None:
                 self._timeline.back(self._name(lane))
         self._lost = lost
+        self._renewed &= lost
+        self._silent = silent
         return Losses(lost, silent)
 
     def drop(self, lane: LaneId) -> Mark | None:
-        """Gives a lane up, if it is not lost yet; None if it cannot be made anew."""
+        """Gives a lane up, if it is not lost yet, and logs that; None if it cannot be made anew."""
         mark = ffi.new("rc_lane_mark *")
         with self._lock:
             if self._handle is None:
                 return None
             result = lib.rc_comm_drop_lane(self._handle, *self._places[lane], mark)
+        self.losses()  # the lane may be back before the next look
         fields = (mark.made, mark.received, mark.before, mark.previous, mark.ticket)
         return Mark(*fields) if result == OK else None
 
@@ -95,7 +109,10 @@ class CoreLanes:
                 os.close(fd)
                 return False
             place = self._places[lane]
-            return bool(lib.rc_comm_renew_lane(self._handle, *place, fd, *marks) == OK)
+            is_back = lib.rc_comm_renew_lane(self._handle, *place, fd, *marks) == OK
+        if is_back:
+            self._renewed.add(lane)
+        return bool(is_back)
 
     def lose_peer(self, peer: int) -> None:
         """Ends the communicator, as the peer has ended; without effect while it has a lane."""
@@ -109,7 +126,8 @@ class CoreLanes:
 
     def _name(self, lane: LaneId) -> str:
         of = self._ids[self._places[lane]]
-        return f"rail {lane.rail} to rank {lane.peer} ({of.here} - {of.there})"
+        which = f"lane {lane.lane} of " if any(lane.lane for lane in self._places) else ""
+        return f"{which}rail {lane.rail} to rank {lane.peer} ({of.here} - {of.there})"
 
     def _say(self, lane: LaneId, why: str, lost: int) -> None:
         way = self._ids[self._places[lane]].port, lane.peer
@@ -117,6 +135,8 @@ class CoreLanes:
         level = logging.INFO if now < said + _SILENT_S else logging.WARNING
         if level == logging.WARNING:
             self._said[way] = now
+        if lane in self._silent:
+            why = f"rank {lane.peer} was silent on {self._name(lane)} and on all others"
         why = why or f"rank {lane.peer} has given up {self._name(lane)}"
         if self._timeline is not None:
             self._timeline.lost(self._name(lane), why)

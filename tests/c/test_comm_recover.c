@@ -207,13 +207,20 @@ static void a_frame_that_is_damaged_again_is_an_error(void)
     stage_close(&s);
 }
 
+static void wait_for_losses(const stage *s, int count, rc_lost_lane lost[2])
+{
+    uint64_t give_up = clock_ns() + WORLD_LONG_MS * CLOCK_MS;
+    while (rc_comm_lost_lanes(s->comm, lost, 2) != count && clock_ns() < give_up)
+        usleep(200);
+    CHECK_EQ(rc_comm_lost_lanes(s->comm, lost, 2), count);
+}
+
 static void lose_lane(stage *s, int lane, int lost_then)
 {
     rc_lost_lane lost[2];
     close(s->far[1][lane]);
     s->far[1][lane] = -1;
-    while (rc_comm_lost_lanes(s->comm, lost, 2) < lost_then)
-        usleep(200);
+    wait_for_losses(s, lost_then, lost);
 }
 
 /* But not while a lane is open. */
@@ -241,8 +248,7 @@ static void lanes_of_a_silent_peer_may_be_lost(void)
 {
     stage s = stage_open((stage_options){.lanes = 2, .recovers = 1, .heartbeat_ms = 20});
     rc_lost_lane lost[2];
-    while (rc_comm_lost_lanes(s.comm, lost, 2) < 2)
-        usleep(200);
+    wait_for_losses(&s, 2, lost);
     for (int lane = 0; lane < 2; lane++)
         CHECK(lost[lane].is_silent && lost[lane].peer == 1 && lost[lane].lane == lane);
     stage_close(&s);
