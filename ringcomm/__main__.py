@@ -6,11 +6,12 @@ import sys
 
 _USAGE = """\
 usage: python -m ringcomm            what is installed, what this machine offers, and the settings
+       python -m ringcomm jobs       the lanes of the jobs that run on this host
        python -m ringcomm keygen F   make a job secret in file F
        python -m ringcomm.train      the reference trainer (--help for its options)
        python -m ringcomm --version  the version alone
 """
-_COMMANDS = ("info", "keygen", "help")
+_COMMANDS = ("info", "jobs", "keygen", "help")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -21,6 +22,10 @@ def main(argv: list[str] | None = None) -> int:
         from .tools import info
 
         return info.main()
+    if command == "jobs" and len(args) == 1:
+        from .tools import jobs
+
+        return jobs.main()
     if command == "keygen":
         from .tools import keygen
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 from pathlib import Path
@@ -13,9 +14,11 @@ from patience import until
 from ranks import World
 
 from ringcomm import Config
+from ringcomm.bootstrap import status
 from ringcomm.bootstrap.keeper import Losses, Pace
 from ringcomm.bootstrap.lanes import LaneId
 from ringcomm.communicator import Communicator
+from ringcomm.tools import jobs
 
 
 def _drop(comm: Communicator, chance: random.Random) -> None:
@@ -129,6 +132,28 @@ def test_no_lane_is_tried_again_and_again_at_once() -> None:
     assert waits(71.5, False) == 22  # it was open for too short a time
     pace.made(lane, 100.0)
     assert [waits(103.0, False), waits(103.0, False)] == [0, 0.5]
+
+
+def test_a_running_job_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown() -> str:
+        assert jobs.main() == 0
+        return capsys.readouterr().out
+
+    config = Config(timeout=30.0, recovery="on")
+    with World(2, rails=2, bring_up="tcp", config=config) as world:
+        text = shown()
+        for rank in range(2):
+            assert f"process {os.getpid()}: rank {rank} of 2, all 2 lanes open" in text
+            assert f"rail 1 to rank {rank} (lo 127.0.0.1" in text
+        monkeypatch.setattr(Pace, "begin", lambda *_: False)  # so it stays lost
+        world.run(lambda comm: comm.rank == 0 or _drop(comm, random.Random(0)))
+        assert until(lambda: shown().count("1 of 2 lanes lost") == 2)
+        assert "lost: rank 0 has given up rail " in shown()
+        monkeypatch.setattr(status, "_user_of", lambda _: os.geteuid() + 1)  # a stranger asks
+        assert jobs.main() == 1
+    assert status.ask_all() == []
 
 
 def test_off_nothing_is_kept() -> None:

@@ -23,13 +23,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .dialer import Dial
 from .handshake_params import Role
 from .lanes import LaneId, Plan
 from .loop import READ, Loop
 from .sockets import keep_alive, tune
+from .status import StatusSocket
 
 _LOOK_EVERY = 0.25
 """Seconds between two looks at what the core has lost."""
@@ -89,6 +90,10 @@ class Core(Protocol):
 
     def lose_peer(self, peer: int) -> None:
         """Ends the communicator, as the peer has ended; without effect while it has a lane."""
+        ...
+
+    def report(self) -> list[dict[str, Any]]:
+        """Returns a row for each lane, for people."""
         ...
 
     def close(self) -> None:
@@ -163,6 +168,7 @@ class LaneKeeper:
             lambda _lane, _claimed: None,
             lambda lane, sock: self._meet(_Meeting(self, lane, sock)),
         )
+        self._status = StatusSocket(self._loop, self._report)
         self._loop.repeat(_LOOK_EVERY, self._look)
         self._thread = threading.Thread(target=self._run, name="ringcomm lanes", daemon=True)
         _live.add(self)
@@ -198,8 +204,14 @@ class LaneKeeper:
         for meeting in list(self._meetings.values()):
             meeting.end()
         self._acceptor.close()
+        self._status.close()
         self._loop.close()
         self._woken.close()
+
+    def _report(self) -> dict[str, Any]:
+        rank, world_size = self._plan.rank, self._plan.world_size
+        lanes = self._core.report()
+        return {"pid": os.getpid(), "rank": rank, "world_size": world_size, "lanes": lanes}
 
     def _look(self) -> None:
         losses = self._core.losses()

@@ -45,7 +45,7 @@ class CoreLanes:
             self._ids[place] = lane
             self._places[LaneId(lane.peer, lane.rail, lane.lane)] = place
         self._rows = ffi.new("rc_lost_lane[]", max(1, len(lanes)))
-        self._lost: set[LaneId] = set()
+        self._lost: dict[LaneId, str] = {}  # and why
         self._said: dict[tuple[int, int], float] = {}
         self._silent: set[LaneId] = set()
         self._renewed: set[LaneId] = set()
@@ -78,13 +78,14 @@ class CoreLanes:
         why = {self._id(row.peer, row.lane): text(row.why.message) for row in rows}
         silent = {self._id(row.peer, row.lane) for row in rows if row.is_silent}
         lost = set(why) - silent
-        for lane in sorted(lost - self._lost):
-            self._say(lane, why[lane], len(lost))
-        for lane in sorted((self._lost - lost) & self._renewed):  # the others have ended
+        reasons = {lane: self._lost.get(lane) or self._reason(lane, why[lane]) for lane in lost}
+        for lane in sorted(lost - self._lost.keys()):
+            self._say(lane, reasons[lane], len(lost))
+        for lane in sorted((self._lost.keys() - lost) & self._renewed):  # the others have ended
             _log.info("%s is back", self._name(lane))
             if self._timeline is not None:
                 self._timeline.back(self._name(lane))
-        self._lost = lost
+        self._lost = reasons
         self._renewed &= lost
         self._silent = silent
         return Losses(lost, silent)
@@ -120,6 +121,26 @@ class CoreLanes:
             if self._handle is not None:
                 lib.rc_comm_lose_peer(self._handle, peer)
 
+    def report(self) -> list[dict[str, Any]]:
+        """Returns of each lane its name, made, sent_bytes, received_bytes, and why it is lost, or
+        None."""
+        rows = ffi.new("rc_lane_stats[]", max(1, len(self._lanes)))
+        with self._lock:
+            if self._handle is None:
+                return []
+            count = lib.rc_comm_lane_stats(self._handle, rows, len(self._lanes))
+        ids = [self._id(row.peer, row.lane) for row in rows[0:count]]
+        return [
+            {
+                "name": self._name(lane),
+                "made": row.made,
+                "sent_bytes": row.sent_bytes,
+                "received_bytes": row.received_bytes,
+                "why": self._lost.get(lane),
+            }
+            for lane, row in zip(ids, rows[0:count], strict=True)
+        ]
+
     def _id(self, peer: int, index: int) -> LaneId:
         lane = self._ids[peer, index]
         return LaneId(lane.peer, lane.rail, lane.lane)
@@ -129,15 +150,17 @@ class CoreLanes:
         which = f"lane {lane.lane} of " if any(lane.lane for lane in self._places) else ""
         return f"{which}rail {lane.rail} to rank {lane.peer} ({of.here} - {of.there})"
 
+    def _reason(self, lane: LaneId, why: str) -> str:
+        if lane in self._silent:
+            return f"rank {lane.peer} was silent on {self._name(lane)} and on all others"
+        return why or f"rank {lane.peer} has given up {self._name(lane)}"
+
     def _say(self, lane: LaneId, why: str, lost: int) -> None:
         way = self._ids[self._places[lane]].port, lane.peer
         now, said = time.monotonic(), self._said.get(way, -math.inf)
         level = logging.INFO if now < said + _SILENT_S else logging.WARNING
         if level == logging.WARNING:
             self._said[way] = now
-        if lane in self._silent:
-            why = f"rank {lane.peer} was silent on {self._name(lane)} and on all others"
-        why = why or f"rank {lane.peer} has given up {self._name(lane)}"
         if self._timeline is not None:
             self._timeline.lost(self._name(lane), why)
         _log.log(

@@ -1,0 +1,82 @@
+"""Tells how a running communicator's lanes are: `python -m ringcomm jobs` asks for it.
+
+Each LaneKeeper listens on an abstract Unix socket, "ringcomm-PID-NUMBER", which ends with its
+process, and which processes in the same network namespace find.
+
+Invariants: only processes of one user answer each other; who asks makes nobody wait, and nothing
+that it sends is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from .loop import READ, Loop
+
+_PREFIX = "ringcomm-"
+_PEER = struct.Struct("3i")  # process, user, group
+_PATIENCE = 2.0
+"""Seconds for an answer."""
+_numbers = itertools.count(1)
+
+
+class StatusSocket:
+    """Answers in a loop.
+
+    Args:
+        loop: where its socket is watched.
+        report: makes the answer, a JSON value.
+    """
+
+    def __init__(self, loop: Loop, report: Callable[[], Any]) -> None:
+        self._loop, self._report = loop, report
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self._sock.bind(f"\0{_PREFIX}{os.getpid()}-{next(_numbers)}")
+        self._sock.listen(8)
+        loop.watch(self._sock, READ, self._answer)
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._loop.forget(self._sock)
+        self._sock.close()
+
+    def _answer(self) -> None:
+        with contextlib.suppress(OSError):  # who has asked is gone, or this process has no room
+            asker, _ = self._sock.accept()
+            with asker:
+                asker.setblocking(False)
+                if _user_of(asker) == os.geteuid():
+                    asker.send(json.dumps(self._report()).encode())
+
+
+def ask_all() -> list[Any]:
+    """Returns the reports of this user's communicators here."""
+    with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
+        names = {line.split()[-1][1:] for line in file if f" @{_PREFIX}" in line}
+    reports = [_ask(name) for name in sorted(names)]
+    return [report for report in reports if report is not None]
+
+
+def _ask(name: str) -> Any:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(_PATIENCE)
+        try:
+            sock.connect("\0" + name)
+            if _user_of(sock) != os.geteuid():
+                return None
+            answer = b"".join(iter(lambda: sock.recv(1 << 16), b""))
+            return json.loads(answer)
+        except (OSError, ValueError):  # it has just ended, or is another user's
+            return None
+
+
+def _user_of(sock: socket.socket) -> int:
+    peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    return int(_PEER.unpack(peer)[1])
