@@ -76,6 +76,7 @@ class Bringup:
         self._link_mbit = 0
         self._recovers = False
         self._maker: LaneMaker | None = None
+        self._stand_ins: list[socket.socket] = []
         self._rates: dict[int, float] = {}  # probed rates by rail, bytes per second
 
     def run(self, exchange: Exchange, deadline: float) -> Mesh:
@@ -116,6 +117,8 @@ class Bringup:
         mesh = self._mesh(agreed, made)
         for lane in agreed:
             maker.made.pop(lane).detach()
+        for stand_in in self._stand_ins:
+            stand_in.detach()
         if self._watch is not None:
             self._watch.detach()
         self._shared = None
@@ -127,8 +130,8 @@ class Bringup:
             os.close(self._shared)
         if self._maker is not None:
             self._maker.close()
-        for listener in self._listeners:
-            listener.close()
+        for sock in (*self._listeners, *self._stand_ins):
+            sock.close()
         if self._watch is not None:
             self._watch.close()
 
@@ -145,7 +148,8 @@ class Bringup:
 
     def _offer(self, deadline: float) -> Offer:
         """Chooses the ports and listens on them. Raises ConfigError."""
-        chosen = choose(self._config.interfaces, self._single_host)
+        waits = self._config.recovery == "on"  # for a cable that is plugged in later
+        chosen = choose(self._config.interfaces, self._single_host, dark_too=waits)
         if len(chosen) > MAX_PORTS:
             raise ConfigError(f"{len(chosen)} ports are too many: name at most {MAX_PORTS}")
         for interface in chosen:
@@ -350,10 +354,12 @@ class Bringup:
         rails: dict[int, RailInfo] = {}
         for peer, pairings in self._pairings.items():
             for pairing in pairings:
-                if any((lane.peer, lane.rail) == (peer, pairing.rail) for lane in agreed):
-                    rails.setdefault(pairing.rail, self._rail_info(pairing))
-                else:
+                is_made = any((lane.peer, lane.rail) == (peer, pairing.rail) for lane in agreed)
+                if not is_made:
                     self._warn_left_out(peer, pairing, made)
+                if is_made or self._recovers:
+                    rails.setdefault(pairing.rail, self._rail_info(pairing))
+        lanes = self._all_lanes() if self._recovers else agreed
         here = self._host_numbers[self._rank]
         neighbours = [r for r in range(self._world) if self._host_numbers[r] == here]
         local_rank = self._identity.local_rank
@@ -363,7 +369,10 @@ class Bringup:
             hosts=self._hosts,
             host_numbers=self._host_numbers,
             rails=[rails[index] for index in sorted(rails)],
-            lanes=[self._lane_socket(lane) for lane in agreed],
+            lanes=[
+                self._lane_socket(lane) if lane in agreed else self._stand_in(lane)
+                for lane in lanes
+            ],
             local_rank=neighbours.index(self._rank) if local_rank is None else local_rank,
             local_world_size=len(neighbours),
             ranks_on_machine=self._machines.count(self._machines[self._rank]),
@@ -372,12 +381,38 @@ class Bringup:
             in_memory=self._shared is not None,
             link_mbit=self._link_mbit,
             recovers=self._recovers,
-            keeping=[self._keeping(agreed)] if self._recovers else [],
+            keeping=[self._keeping(lanes)] if self._recovers else [],
         )
 
-    def _keeping(self, agreed: Sequence[LaneId]) -> Keeping:
+    def _all_lanes(self) -> list[LaneId]:
+        return sorted(
+            LaneId(peer, pairing.rail, number)
+            for peer, pairings in self._pairings.items()
+            for pairing in pairings
+            for number in range(self._config.lanes)
+        )
+
+    def _keeping(self, lanes: Sequence[LaneId]) -> Keeping:
         assert self._maker is not None
-        return Keeping(self._maker.hand_over(agreed), self._keep_on_port)
+        return Keeping(self._maker.hand_over(lanes), self._keep_on_port)
+
+    def _stand_in(self, lane: LaneId) -> LaneSocket:
+        """Returns a lane that could not be made, with a socket whose other end is closed: the core
+        finds it lost, and it is made anew once that can be."""
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        self._stand_ins.append(ours)
+        pairing = next(p for p in self._pairings[lane.peer] if p.rail == lane.rail)
+        here, there = (str(end.address.ip) for end in self._addresses(lane.peer, pairing))
+        port = 0 if self._same_host(lane.peer) else self._interfaces[pairing.ours].index
+        return LaneSocket(
+            *lane,
+            ours.fileno(),
+            self._speed(lane, pairing),
+            self._describe_end(self._rank, pairing.ours, here),
+            self._describe_end(lane.peer, pairing.theirs, there),
+            port,
+        )
 
     def _keep_on_port(self, lane: LaneId, sock: socket.socket) -> None:
         if not self._same_host(lane.peer):
@@ -418,10 +453,11 @@ class Bringup:
 
     def _warn_left_out(self, peer: int, pairing: Pairing, made: Sequence[commit.Made]) -> None:
         _log.warning(
-            "rail %d (%s) does not reach rank %d (%s): %s; going on without it",
+            "rail %d (%s) does not reach rank %d (%s): %s; going on without it%s",
             pairing.rail,
             self._ports[self._rank][pairing.ours].name,
             peer,
             self._hosts[peer],
             commit.reason(made, self._rank, peer, pairing.rail),
+            " until it does" if self._recovers else "",
         )

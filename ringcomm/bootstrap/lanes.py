@@ -177,7 +177,7 @@ class LaneMaker:
         """Returns the target of a lane, without the ways that would lead it over another port than
         the one by which it was made."""
         target = self._plan.targets[lane]
-        if lane not in self._dials:
+        if lane not in self._dials or lane not in self.made:
             return target
         way = self._dials[lane].way
         return dataclasses.replace(target if way is target.link_local else way, is_proven=True)

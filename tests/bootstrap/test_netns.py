@@ -101,6 +101,11 @@ class Lab:
         """What the host sends and should get through this port vanishes; its carrier stays."""
         self.ip(f"-n {self._switch} link set {self.far_end(host, index)} nomaster")
 
+    def unblackhole(self, host: int, index: int) -> None:
+        """The port is on its switch again."""
+        far = self.far_end(host, index)
+        self.ip(f"-n {self._switch} link set {far} master br{index}")
+
     def unplug(self, host: int, index: int) -> None:
         """The port has no carrier any more."""
         self.ip(f"-n {self._switch} link set {self.far_end(host, index)} down")
