@@ -86,8 +86,8 @@ class Communicator(Collectives):
         self._joined = joined
         self._splits = 0
         self._began = time.monotonic()
-        summary = self._startup_summary(joined, group_codec)
         try:
+            summary = self._startup_summary(joined, group_codec)
             self._timeline = self._open_timeline()
             lanes = list(mesh.lanes)
             self._handle = open_handle(mesh, config, joined.epoch, self.engine.handle)

@@ -57,16 +57,17 @@ def _rate(mesh: Mesh, rail: int) -> str:
     """Formats the rail's speed: the sum of its lanes to a peer, for the slowest peer."""
     to_peer: dict[int, float] = {}
     for lane in mesh.lanes:
-        if lane.rail == rail:
+        if lane.rail == rail and not lane.why_not:
             to_peer[lane.peer] = to_peer.get(lane.peer, 0.0) + lane.bytes_per_s
     slowest = min(to_peer.values(), default=0.0)
     return f", {slowest * 8 / 1e6:.0f} Mbit/s" if slowest else ", of unknown speed"
 
 
 def _congestion(lanes: Sequence[LaneSocket]) -> str:
-    if not lanes:
+    made = [lane for lane in lanes if not lane.why_not]
+    if not made:
         return "none needed"
-    with socket.socket(fileno=os.dup(lanes[0].fd)) as lane:
+    with socket.socket(fileno=os.dup(made[0].fd)) as lane:
         name = lane.getsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, 16)
     return name.split(b"\0")[0].decode("ascii", "replace")
 

@@ -148,8 +148,7 @@ class Bringup:
 
     def _offer(self, deadline: float) -> Offer:
         """Chooses the ports and listens on them. Raises ConfigError."""
-        waits = self._config.recovery == "on"  # for a cable that is plugged in later
-        chosen = choose(self._config.interfaces, self._single_host, dark_too=waits)
+        chosen = choose(self._config.interfaces, self._single_host)
         if len(chosen) > MAX_PORTS:
             raise ConfigError(f"{len(chosen)} ports are too many: name at most {MAX_PORTS}")
         for interface in chosen:
@@ -359,7 +358,7 @@ class Bringup:
                     self._warn_left_out(peer, pairing, made)
                 if is_made or self._recovers:
                     rails.setdefault(pairing.rail, self._rail_info(pairing))
-        lanes = self._all_lanes() if self._recovers else agreed
+        late = sorted(self._all_lanes() - set(agreed)) if self._recovers else []
         here = self._host_numbers[self._rank]
         neighbours = [r for r in range(self._world) if self._host_numbers[r] == here]
         local_rank = self._identity.local_rank
@@ -369,10 +368,10 @@ class Bringup:
             hosts=self._hosts,
             host_numbers=self._host_numbers,
             rails=[rails[index] for index in sorted(rails)],
-            lanes=[
-                self._lane_socket(lane) if lane in agreed else self._stand_in(lane)
-                for lane in lanes
-            ],
+            lanes=sorted(
+                [*map(self._lane_socket, agreed), *(self._stand_in(lane, made) for lane in late)],
+                key=lambda lane: (lane.peer, lane.rail, lane.lane),
+            ),
             local_rank=neighbours.index(self._rank) if local_rank is None else local_rank,
             local_world_size=len(neighbours),
             ranks_on_machine=self._machines.count(self._machines[self._rank]),
@@ -381,22 +380,23 @@ class Bringup:
             in_memory=self._shared is not None,
             link_mbit=self._link_mbit,
             recovers=self._recovers,
-            keeping=[self._keeping(lanes)] if self._recovers else [],
+            keeping=[self._keeping(agreed, late)] if self._recovers else [],
         )
 
-    def _all_lanes(self) -> list[LaneId]:
-        return sorted(
+    def _all_lanes(self) -> set[LaneId]:
+        return {
             LaneId(peer, pairing.rail, number)
             for peer, pairings in self._pairings.items()
             for pairing in pairings
             for number in range(self._config.lanes)
-        )
+        }
 
-    def _keeping(self, lanes: Sequence[LaneId]) -> Keeping:
+    def _keeping(self, agreed: Sequence[LaneId], late: Sequence[LaneId]) -> Keeping:
         assert self._maker is not None
-        return Keeping(self._maker.hand_over(lanes), self._keep_on_port)
+        plan = self._maker.hand_over([*agreed, *late])
+        return Keeping(plan, self._keep_on_port, frozenset(late))
 
-    def _stand_in(self, lane: LaneId) -> LaneSocket:
+    def _stand_in(self, lane: LaneId, made: Sequence[commit.Made]) -> LaneSocket:
         """Returns a lane that could not be made, with a socket whose other end is closed: the core
         finds it lost, and it is made anew once that can be."""
         ours, theirs = socket.socketpair()
@@ -412,6 +412,7 @@ class Bringup:
             self._describe_end(self._rank, pairing.ours, here),
             self._describe_end(lane.peer, pairing.theirs, there),
             port,
+            commit.reason(made, self._rank, lane.peer, lane.rail),
         )
 
     def _keep_on_port(self, lane: LaneId, sock: socket.socket) -> None:

@@ -4,10 +4,10 @@
        ^------------+-------------+            (or STOPPED, from any state)
 
 Invariants: ``state`` and ``detail`` always say, in the words of join_failure.py, how the latest try
-went; a peer's refusal is trusted only if it is proven; once connected, a Dial waits until the
-other end answers, closes or is no longer there (its kernel answers keepalives), so that it keeps
-its place in the peer's queue, where strangers may be before it (a proven target has PROVEN_PATIENCE
-for its answer); a Dial owns its socket until it hands it over.
+went; a peer's refusal is trusted only if it is proven; once connected, a Dial waits (but for
+Target.keeps_port) until the other end answers, closes or is no longer there (its kernel answers
+keepalives), so that it keeps its place in the peer's queue, where strangers may be before it;
+a Dial owns its socket until it hands it over.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ from .system import describe
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 """Seconds between two tries: doubled from the first to the longest."""
 
-PROVEN_PATIENCE = 5.0
-"""Seconds for the handshake of a Target that is proven."""
+ANSWER_PATIENCE = 5.0
 _CONNECT_PATIENCE = (1.5, 3.0, 5.0)
-"""Seconds for the first, second and every later try; the first for all that go a proven way: who
+"""Seconds for the first, second and every later try; the first for all that keep their port: who
 waits for TCP to send a lost packet again is late where a port comes up."""
 
 
@@ -54,9 +53,9 @@ class Target:
     """Index of the interface by which a link-local IPv6 is reached."""
     link_local: Target | None = None
     """Another way to the same port of the peer, used in the first, third, ... try."""
-    is_proven: bool = False
-    """The peer was reached this way before: the port is not left, and its answer has to come within
-    PROVEN_PATIENCE."""
+    keeps_port: bool = False
+    """No way is tried that may lead over another port, and an answer has to come within
+    ANSWER_PATIENCE."""
 
 
 class _State(enum.Enum):
@@ -141,13 +140,13 @@ class Dial:
             self._connect_failed(code)
             return
         self._phase = _State.CONNECTING
-        tries = 1 if self.target.is_proven else min(self._tries, len(_CONNECT_PATIENCE))
+        tries = 1 if self.target.keeps_port else min(self._tries, len(_CONNECT_PATIENCE))
         patience = _CONNECT_PATIENCE[tries - 1]
         self._expire_in(patience, NO_ANSWER)
         self._loop.watch(sock, WRITE, self._on_connect)
 
     def _way(self) -> Target:
-        if self.target.is_proven and (self.target.link_local is None or self._tries % 2 == 0):
+        if self.target.keeps_port and (self.target.link_local is None or self._tries % 2 == 0):
             return self.target
         if self._tries % 2 == 0:
             return dataclasses.replace(self.target, device="")
@@ -185,8 +184,8 @@ class Dial:
         self._client = self._new_client(self._sock)
         self._data = b""
         self._timer.cancel()
-        if self.target.is_proven:
-            self._expire_in(PROVEN_PATIENCE, MUTE)
+        if self.target.keeps_port:
+            self._expire_in(ANSWER_PATIENCE, MUTE)
         if not self._heard:
             self.state, self.detail = MUTE, ""
         self._loop.watch(self._sock, READ, self._on_data)

@@ -122,10 +122,7 @@ def _speed(link: netlink.Link) -> int | None:
 
 
 def choose(
-    names: Sequence[str],
-    single_host: bool,
-    interfaces: Sequence[Interface] | None = None,
-    dark_too: bool = False,
+    names: Sequence[str], single_host: bool, interfaces: Sequence[Interface] | None = None
 ) -> list[Interface]:
     """Returns the ports to use, in rail order.
 
@@ -134,36 +131,32 @@ def choose(
             loopback, else every real port that is up, in the kernel's order.
         single_host: all ranks share this host.
         interfaces: the host's ports; list_interfaces() if None.
-        dark_too: beside a port that has a carrier take those without one, too: it may come.
 
     Raises ConfigError, listing the host's ports, if a named port does not exist, is down or has no
     address, or if nothing is left.
     """
     present = list_interfaces() if interfaces is None else list(interfaces)
     if names:
-        named = [_named(name, present, dark_too) for name in names]
-        if not any(interface.running for interface in named):
-            _named(names[0], present)
-        return named
-    ready = [i for i in present if i.up and (i.running or dark_too) and i.usable]
+        return [_named(name, present) for name in names]
+    ready = [i for i in present if i.up and i.running and i.usable]
     if single_host:
         chosen = [i for i in ready if i.loopback][:1]
     else:
         outside = [i for i in ready if not i.loopback and not i.only_link_local]
         chosen = [i for i in outside if not i.virtual] or outside
-    if not any(interface.running for interface in chosen):
+    if not chosen:
         wanted = "loopback interface" if single_host else "network port"
         raise ConfigError(f"no {wanted} is up and has an address. {_ports_of_host(present)}")
     return chosen
 
 
-def _named(name: str, present: Sequence[Interface], dark_too: bool = False) -> Interface:
+def _named(name: str, present: Sequence[Interface]) -> Interface:
     for interface in present:
         if interface.name != name:
             continue
         if not interface.up:
             reason = f"is down: run `ip link set {name} up`"
-        elif not interface.running and not dark_too:
+        elif not interface.running:
             reason = "has no carrier: is the cable plugged in?"
         elif not interface.usable:
             reason = "has no address that another host can use: give it one"

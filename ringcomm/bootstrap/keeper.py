@@ -109,6 +109,8 @@ class Keeping:
     """The lanes that all agreed on, and the listeners, which still listen."""
     finish: Callable[[LaneId, socket.socket], None]
     """Readies a connected socket of a lane as the bring-up did."""
+    late: frozenset[LaneId] = frozenset()
+    """Lanes of the plan that could not be made yet."""
 
     def close(self) -> None:
         """Closes the listeners; for use before they are handed on."""
@@ -152,6 +154,7 @@ class LaneKeeper:
     def __init__(self, keeping: Keeping, core: Core) -> None:
         plan = keeping.plan
         self._plan, self._core, self._finish = plan, core, keeping.finish
+        self._late = set(keeping.late)
         self._loop = Loop()
         self._dials: dict[LaneId, Dial] = {}
         self._pace = Pace()
@@ -229,8 +232,10 @@ class LaneKeeper:
                 self._core.lose_peer(peer)
 
     def _is_deaf(self, peer: int) -> bool:
-        """True if a peer's host refuses our connections. A port that is dark tells nothing."""
-        dials = [(lane, self._dials[lane]) for lane in self._links[peer] & self._dials.keys()]
+        """True if a peer's host refuses our connections. A port that is dark tells nothing, nor
+        one by which none was ever accepted."""
+        lanes = (self._links[peer] & self._dials.keys()) - self._late
+        dials = [(lane, self._dials[lane]) for lane in lanes]
         if any(dial.shaking or dial.is_over for _, dial in dials):
             return False
         knocks = self._plan.expected
@@ -307,7 +312,7 @@ class _Meeting:
     def _send(self, mark: Mark) -> None:
         # If the peer has hung up, whoever has the socket next finds that out.
         with contextlib.suppress(OSError):
-            self.sock.send(mark.pack())  # into an empty buffer: all of it
+            self.sock.send(mark.pack(), socket.MSG_NOSIGNAL)  # into an empty buffer: all of it
 
     def _read(self) -> None:
         try:
@@ -337,6 +342,7 @@ class _Meeting:
         keeper._finish(self.lane, self.sock)
         if keeper._core.renew(self.lane, self.sock.detach(), ours, theirs):
             keeper._pace.made(self.lane, time.monotonic())
+            keeper._late.discard(self.lane)
 
     def _leave(self) -> None:
         self._timer.cancel()

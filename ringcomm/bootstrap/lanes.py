@@ -169,18 +169,19 @@ class LaneMaker:
         return dataclasses.replace(
             self._plan,
             listeners=self._acceptor.release(),
-            targets={lane: self._proven(lane) for lane in lanes},
+            targets={lane: self._later_target(lane) for lane in lanes},
             expected=self._plan.expected & frozenset(lanes),
         )
 
-    def _proven(self, lane: LaneId) -> Target:
-        """Returns the target of a lane, without the ways that would lead it over another port than
-        the one by which it was made."""
+    def _later_target(self, lane: LaneId) -> Target:
+        """Returns the target of a lane that this rank dials, without the ways that may lead over
+        another port than the one by which it was made, or was to be."""
         target = self._plan.targets[lane]
-        if lane not in self._dials or lane not in self.made:
+        if lane not in self._dials:
             return target
-        way = self._dials[lane].way
-        return dataclasses.replace(target if way is target.link_local else way, is_proven=True)
+        if lane in self.made and self._dials[lane].way is not target.link_local:
+            target = self._dials[lane].way
+        return dataclasses.replace(target, keeps_port=True)
 
     def close(self) -> None:
         """Closes every socket that was not taken from ``made``."""

@@ -23,7 +23,8 @@ class RailInfo:
 
 @dataclasses.dataclass(frozen=True)
 class LaneSocket:
-    """A connected, authenticated, non-blocking, close-on-exec TCP socket to a peer."""
+    """A connected, authenticated, non-blocking, close-on-exec TCP socket to a peer; or where a lane
+    could not be made, a Unix socket whose other end is closed."""
 
     peer: int
     rail: int
@@ -39,6 +40,8 @@ class LaneSocket:
     """Port, address and host of the other end."""
     port: int = 0
     """Index of the local interface that the lane depends on; 0 if it depends on none."""
+    why_not: str = ""
+    """Why it could not be made; empty if it was."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Tells how a running communicator's lanes are: `python -m ringcomm jobs` asks for it.
 
-Each LaneKeeper listens on an abstract Unix socket, "ringcomm-PID-NUMBER", which ends with its
-process, and which processes in the same network namespace find.
+Each LaneKeeper listens on an abstract Unix socket, "ringcomm-" and a random number, which ends with
+its process, and which processes in the same network namespace find.
 
 Invariants: only processes of one user answer each other; who asks makes nobody wait, and nothing
 that it sends is read.
@@ -10,11 +10,12 @@ that it sends is read.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
+import secrets
 import socket
 import struct
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +24,7 @@ from .loop import READ, Loop
 _PREFIX = "ringcomm-"
 _PEER = struct.Struct("3i")  # process, user, group
 _PATIENCE = 2.0
-"""Seconds for an answer."""
-_numbers = itertools.count(1)
+"""Seconds for an answer, and until somebody is let in again after that has failed."""
 
 
 class StatusSocket:
@@ -38,26 +38,35 @@ class StatusSocket:
     def __init__(self, loop: Loop, report: Callable[[], Any]) -> None:
         self._loop, self._report = loop, report
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        self._sock.bind(f"\0{_PREFIX}{os.getpid()}-{next(_numbers)}")
+        self._sock.bind(f"\0{_PREFIX}{secrets.token_hex(8)}")
         self._sock.listen(8)
-        loop.watch(self._sock, READ, self._answer)
+        self._listen()
 
     def close(self) -> None:
         """Stops listening."""
         self._loop.forget(self._sock)
         self._sock.close()
 
+    def _listen(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._loop.watch(self._sock, READ, self._answer)
+
     def _answer(self) -> None:
-        with contextlib.suppress(OSError):  # who has asked is gone, or this process has no room
+        try:
             asker, _ = self._sock.accept()
-            with asker:
-                asker.setblocking(False)
-                if _user_of(asker) == os.geteuid():
-                    asker.send(json.dumps(self._report()).encode())
+        except OSError:  # who has asked is gone, or this process has no descriptors left
+            self._loop.forget(self._sock)
+            self._loop.call_at(time.monotonic() + _PATIENCE, self._listen)
+            return
+        with asker, contextlib.suppress(OSError):
+            asker.setblocking(False)
+            if _user_of(asker) == os.geteuid():
+                asker.send(json.dumps(self._report()).encode(), socket.MSG_NOSIGNAL)
 
 
 def ask_all() -> list[Any]:
-    """Returns the reports of this user's communicators here."""
+    """Returns the reports of this user's communicators here. Raises OSError if the system does not
+    tell which sockets there are."""
     with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
         names = {line.split()[-1][1:] for line in file if f" @{_PREFIX}" in line}
     reports = [_ask(name) for name in sorted(names)]

@@ -44,8 +44,9 @@ class CoreLanes:
             place = lane.peer, sum(peer == lane.peer for peer, _ in self._ids)
             self._ids[place] = lane
             self._places[LaneId(lane.peer, lane.rail, lane.lane)] = place
+        late = {LaneId(lane.peer, lane.rail, lane.lane): lane.why_not for lane in lanes}
         self._rows = ffi.new("rc_lost_lane[]", max(1, len(lanes)))
-        self._lost: dict[LaneId, str] = {}  # and why
+        self._lost = {lane: why for lane, why in late.items() if why}  # bring-up has warned of them
         self._said: dict[tuple[int, int], float] = {}
         self._silent: set[LaneId] = set()
         self._renewed: set[LaneId] = set()
@@ -69,9 +70,10 @@ class CoreLanes:
         """Returns the lanes that are lost now, and logs what has changed; None once the
         communicator has failed."""
         with self._lock:
-            if self._handle is None:
+            handle = self._handle
+            if handle is None:
                 return None
-            count = lib.rc_comm_lost_lanes(self._handle, self._rows, len(self._lanes))
+            count = lib.rc_comm_lost_lanes(handle, self._rows, len(self._lanes))
         if count < 0:
             return None
         rows = self._rows[0:count]
@@ -94,9 +96,10 @@ class CoreLanes:
         """Gives a lane up, if it is not lost yet, and logs that; None if it cannot be made anew."""
         mark = ffi.new("rc_lane_mark *")
         with self._lock:
-            if self._handle is None:
+            handle = self._handle
+            if handle is None:
                 return None
-            result = lib.rc_comm_drop_lane(self._handle, *self._places[lane], mark)
+            result = lib.rc_comm_drop_lane(handle, *self._places[lane], mark)
         self.losses()  # the lane may be back before the next look
         fields = (mark.made, mark.received, mark.before, mark.previous, mark.ticket)
         return Mark(*fields) if result == OK else None
@@ -106,11 +109,12 @@ class CoreLanes:
         not where our mark says."""
         marks = (ffi.new("rc_lane_mark *", tuple(mark)) for mark in (ours, theirs))
         with self._lock:
-            if self._handle is None:
+            handle = self._handle
+            if handle is None:
                 os.close(fd)
                 return False
             place = self._places[lane]
-            is_back = lib.rc_comm_renew_lane(self._handle, *place, fd, *marks) == OK
+            is_back = lib.rc_comm_renew_lane(handle, *place, fd, *marks) == OK
         if is_back:
             self._renewed.add(lane)
         return bool(is_back)
@@ -118,17 +122,19 @@ class CoreLanes:
     def lose_peer(self, peer: int) -> None:
         """Ends the communicator, as the peer has ended; without effect while it has a lane."""
         with self._lock:
-            if self._handle is not None:
-                lib.rc_comm_lose_peer(self._handle, peer)
+            handle = self._handle
+            if handle is not None:
+                lib.rc_comm_lose_peer(handle, peer)
 
     def report(self) -> list[dict[str, Any]]:
         """Returns of each lane its name, made, sent_bytes, received_bytes, and why it is lost, or
         None."""
         rows = ffi.new("rc_lane_stats[]", max(1, len(self._lanes)))
         with self._lock:
-            if self._handle is None:
+            handle = self._handle
+            if handle is None:
                 return []
-            count = lib.rc_comm_lane_stats(self._handle, rows, len(self._lanes))
+            count = lib.rc_comm_lane_stats(handle, rows, len(self._lanes))
         ids = [self._id(row.peer, row.lane) for row in rows[0:count]]
         return [
             {

@@ -6,16 +6,22 @@ be asked.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from ..bootstrap.status import ask_all
 
 
 def main() -> int:
-    """Prints a line for each communicator and lane. Returns the exit status: 1 if there is none."""
-    reports = ask_all()
+    """Prints a line for each communicator and lane. Returns the exit status: 1 if there is none, 2
+    if that cannot be told."""
+    try:
+        reports = ask_all()
+    except OSError as error:
+        print(f"jobs cannot be found here: {error}", file=sys.stderr)
+        return 2
     if not reports:
-        print('no job with recovery="on" runs here as this user')
+        print('no job with recovery="on" of this user answers on this host, or in this container')
         return 1
     for report in reports:
         rank, lanes = f"rank {report['rank']} of {report['world_size']}", report["lanes"]
@@ -29,7 +35,7 @@ def main() -> int:
 
 def _line(lane: dict[str, Any]) -> str:
     if lane["why"] is not None:
-        return f"lost: {lane['why']}"
+        return f"{lane['name']}: lost: {lane['why']}"
     sent, received = (lane[way] / 1e6 for way in ("sent_bytes", "received_bytes"))
-    again = f", made {lane['made']} times" if lane["made"] > 1 else ""
+    again = f", connection {lane['made']}" if lane["made"] > 1 else ""
     return f"{lane['name']}: open{again}, {sent:.1f} MB sent, {received:.1f} MB received"

@@ -229,15 +229,19 @@ def test_the_only_port_comes_back(monkeypatch: pytest.MonkeyPatch, hurt: int) ->
         assert not job.errors
 
 
-@pytest.mark.parametrize("dark", ["unplugged", "silent"])
-def test_a_port_that_comes_later(lab: Lab, dark: str) -> None:
+@pytest.mark.parametrize("rail", [0, 1])
+def test_a_port_that_comes_later(lab: Lab, rail: int, caplog: pytest.LogCaptureFixture) -> None:
     """A rail that does not reach host 1 when the job starts."""
-    (lab.unplug if dark == "unplugged" else lab.blackhole)(1, 1)
-    job = Job(lab, 250_000, recovery="on", peer_timeout=PATIENCE)
+    caplog.set_level("INFO", "ringcomm")
+    lab.blackhole(1, rail)
+    job = Job(lab, 250_000, master=f"10.{8 - rail}.0.1", recovery="on", peer_timeout=PATIENCE)
     before = lanes_of(job)
     assert len(before) == 12
     assert sum(lane["is_lost"] for lane in before) == 4  # to host 1, and from there
-    (lab.plug if dark == "unplugged" else lab.unblackhole)(1, 1)
+    warned = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert all("going on without it until it does" in record.getMessage() for record in warned)
+    assert len(warned) == 4
+    lab.unblackhole(1, rail)
     assert until(lambda: is_anew(job, before))
     job.end()
     assert not job.errors
