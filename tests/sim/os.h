@@ -23,7 +23,7 @@
 
 #define OS_NEVER UINT64_MAX
 
-enum { OS_MOST_RANKS = 8, OS_MOST_LANES = 512 };
+enum { OS_MOST_RANKS = 8, OS_MOST_LANES = 1024 };
 
 /* How a lane carries bytes. */
 typedef struct os_wire {
