@@ -169,9 +169,11 @@ static void check_error(world *w, const group *g, const rc_error *error, int ran
         fails(w, "rank %d hangs: %s", rank, error->message);
     else if (w->suspects == 0)
         fails(w, "rank %d fails without a fault: %s", rank, error->message);
+    else if (is_confused)
+        return;
     else if (!(w->codes >> error->code & 1))
         fails(w, "rank %d takes the fault for another: %s", rank, error->message);
-    else if (is_confused || (error->code == RC_SYSTEM && error->rank < 0)) /* before the start */
+    else if (error->code == RC_SYSTEM && error->rank < 0) /* before the start */
         return;
     else if (blamed < 0 || !(w->suspects >> blamed & 1))
         fails(w, "rank %d blames rank %d: %s", rank, error->rank, error->message);
