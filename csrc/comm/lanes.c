@@ -317,7 +317,7 @@ static void forgive(rc_comm *c, uint64_t now)
     for (int rank = 0; rank < c->env.world_size; rank++) {
         peer_link *ln = c->env.links[rank];
         for (int i = 0; ln != NULL && i < ln->lane_count; i++)
-            ln->lanes[i]->last_rx = ln->lanes[i]->lost_at = now;
+            ln->lanes[i]->last_rx = now;
     }
 }
 

@@ -265,9 +265,8 @@ class Dial:
         heard: the peer itself gave the reason; a later failure to connect does not replace it.
         """
         self._hang_up()
-        self._refused_since = min(self._refused_since, time.monotonic())
-        if state != REFUSED:
-            self._refused_since = math.inf
+        since = min(self._refused_since, time.monotonic())
+        self._refused_since = since if state == REFUSED else math.inf
         if heard or not self._heard:
             self.state, self.detail = state, detail
         self._heard = self._heard or heard

@@ -106,7 +106,7 @@ class Keeping:
     """Part of a bring-up that a LaneKeeper needs."""
 
     plan: Plan
-    """The lanes that all agreed on, and the listeners, which still listen."""
+    """The lanes that a link may have, and the listeners, which still listen."""
     finish: Callable[[LaneId, socket.socket], None]
     """Readies a connected socket of a lane as the bring-up did."""
     late: frozenset[LaneId] = frozenset()

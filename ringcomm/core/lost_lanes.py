@@ -43,10 +43,11 @@ class CoreLanes:
         for lane in lanes:
             place = lane.peer, sum(peer == lane.peer for peer, _ in self._ids)
             self._ids[place] = lane
-            self._places[LaneId(lane.peer, lane.rail, lane.lane)] = place
-        late = {LaneId(lane.peer, lane.rail, lane.lane): lane.why_not for lane in lanes}
+            self._places[self._id(*place)] = place
         self._rows = ffi.new("rc_lost_lane[]", max(1, len(lanes)))
-        self._lost = {lane: why for lane, why in late.items() if why}  # bring-up has warned of them
+        self._lost = {  # bring-up has warned of these
+            self._id(*place): lane.why_not for place, lane in self._ids.items() if lane.why_not
+        }
         self._said: dict[tuple[int, int], float] = {}
         self._silent: set[LaneId] = set()
         self._renewed: set[LaneId] = set()
@@ -69,12 +70,8 @@ class CoreLanes:
     def losses(self) -> Losses | None:
         """Returns the lanes that are lost now, and logs what has changed; None once the
         communicator has failed."""
-        with self._lock:
-            handle = self._handle
-            if handle is None:
-                return None
-            count = lib.rc_comm_lost_lanes(handle, self._rows, len(self._lanes))
-        if count < 0:
+        count = self._call(lib.rc_comm_lost_lanes, self._rows, len(self._lanes))
+        if count is None or count < 0:
             return None
         rows = self._rows[0:count]
         why = {self._id(row.peer, row.lane): text(row.why.message) for row in rows}
@@ -95,11 +92,7 @@ class CoreLanes:
     def drop(self, lane: LaneId) -> Mark | None:
         """Gives a lane up, if it is not lost yet, and logs that; None if it cannot be made anew."""
         mark = ffi.new("rc_lane_mark *")
-        with self._lock:
-            handle = self._handle
-            if handle is None:
-                return None
-            result = lib.rc_comm_drop_lane(handle, *self._places[lane], mark)
+        result = self._call(lib.rc_comm_drop_lane, *self._places[lane], mark)
         self.losses()  # the lane may be back before the next look
         fields = (mark.made, mark.received, mark.before, mark.previous, mark.ticket)
         return Mark(*fields) if result == OK else None
@@ -108,33 +101,22 @@ class CoreLanes:
         """Goes on over a connected socket, which is the core's from now on. False if the lane is
         not where our mark says."""
         marks = (ffi.new("rc_lane_mark *", tuple(mark)) for mark in (ours, theirs))
-        with self._lock:
-            handle = self._handle
-            if handle is None:
-                os.close(fd)
-                return False
-            place = self._places[lane]
-            is_back = lib.rc_comm_renew_lane(handle, *place, fd, *marks) == OK
-        if is_back:
+        result = self._call(lib.rc_comm_renew_lane, *self._places[lane], fd, *marks)
+        if result is None:
+            os.close(fd)
+        if result == OK:
             self._renewed.add(lane)
-        return bool(is_back)
+        return bool(result == OK)
 
     def lose_peer(self, peer: int) -> None:
         """Ends the communicator, as the peer has ended; without effect while it has a lane."""
-        with self._lock:
-            handle = self._handle
-            if handle is not None:
-                lib.rc_comm_lose_peer(handle, peer)
+        self._call(lib.rc_comm_lose_peer, peer)
 
     def report(self) -> list[dict[str, Any]]:
         """Returns of each lane its name, made, sent_bytes, received_bytes, and why it is lost, or
         None."""
         rows = ffi.new("rc_lane_stats[]", max(1, len(self._lanes)))
-        with self._lock:
-            handle = self._handle
-            if handle is None:
-                return []
-            count = lib.rc_comm_lane_stats(handle, rows, len(self._lanes))
+        count = self._call(lib.rc_comm_lane_stats, rows, len(self._lanes)) or 0
         ids = [self._id(row.peer, row.lane) for row in rows[0:count]]
         return [
             {
@@ -146,6 +128,12 @@ class CoreLanes:
             }
             for lane, row in zip(ids, rows[0:count], strict=True)
         ]
+
+    def _call(self, function: Any, *arguments: Any) -> Any:
+        """Calls a function of the core; None after close()."""
+        with self._lock:
+            handle = self._handle
+            return None if handle is None else function(handle, *arguments)
 
     def _id(self, peer: int, index: int) -> LaneId:
         lane = self._ids[peer, index]
