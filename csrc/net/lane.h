@@ -75,6 +75,9 @@ typedef struct lane_health {
     uint64_t heard;              /* last_rx when it was looked at last */
     uint64_t silent;             /* time without arrivals while the peer lived */
     uint64_t stuck;              /* time in which nothing in flight was acknowledged */
+    double pace;                 /* bytes per ns that were acknowledged lately; 0: unknown */
+    uint64_t crawls_since;       /* since when another lane would be faster by far; or 0 */
+    uint64_t crawled;            /* time of that in which the peer lived */
     uint64_t moved;              /* when something was, or nothing was in flight */
     uint64_t acked;              /* bytes acknowledged */
     uint64_t marks[2], times[2]; /* earlier values of acked and when; the older first */

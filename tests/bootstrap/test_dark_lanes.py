@@ -245,3 +245,15 @@ def test_a_port_that_comes_later(lab: Lab, rail: int, caplog: pytest.LogCaptureF
     assert until(lambda: is_anew(job, before))
     job.end()
     assert not job.errors
+
+
+def test_what_crawls_goes_by_another_lane(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    """A cable falls to a thousandth of its rate, with much on its way."""
+    caplog.set_level("INFO", "ringcomm")
+    job = Job(lab, 2_000_000, recovery="on", peer_timeout=PATIENCE)
+    lab.shape(1, 1, "1mbit")
+    assert until(lambda: any("is slow: " in record.getMessage() for record in caplog.records))
+    calls = min(job.calls)
+    assert until(lambda: min(job.calls) > calls + 3)
+    job.end()
+    assert not job.errors

@@ -42,11 +42,44 @@ static void give_up(world *w, int process)
     want_turn(w, process, os_now());
 }
 
+/* Returns the link of a lane, and where it is there; NULL if it has been made anew. */
+static sim_link *link_of(world *w, int lane, int *at)
+{
+    for (int i = 0; i < w->link_count; i++)
+        for (*at = 0; *at < w->links[i].count; ++*at)
+            if (w->links[i].lanes[*at] == lane)
+                return &w->links[i];
+    return NULL;
+}
+
+static int hurt_lanes(const sim_link *ln)
+{
+    int hurt = 0;
+    for (int i = 0; i < ln->count; i++)
+        hurt += ln->hurt[i] != 0;
+    return hurt;
+}
+
+/* Slows a lane down. Where others carry on it may crawl, and be given up. */
+static void slow_down(world *w, const fault *f)
+{
+    int at;
+    sim_link *ln = link_of(w, f->lane, &at);
+    int may_crawl = ln != NULL && ln->group->is->config.recovers &&
+                    hurt_lanes(ln) - (ln->hurt[at] != 0) < ln->count - 1;
+    double factor = 1.0 + (double)pick(w, 4);
+    if (may_crawl && pick(w, 2) == 0) {
+        ln->hurt[at] |= 1U << RC_PEER_LOST;
+        factor = 20.0 + (double)pick(w, 80);
+    }
+    os_slow_down(f->lane, factor);
+}
+
 static void befall(world *w, const fault *f)
 {
     switch (f->kind) {
     case FAULT_PAUSE: os_silence(f->lane, f->end, os_now() + pick(w, longest_pause(w))); break;
-    case FAULT_SLOW: os_slow_down(f->lane, 1.0 + (double)pick(w, 4)); break;
+    case FAULT_SLOW: slow_down(w, f); break;
     case FAULT_NAP: os_stop(f->process, os_now() + pick(w, longest_pause(w))); break;
     case FAULT_RST: os_cut_lane(f->lane, OS_RST, 1 + (int)pick(w, 3)); break;
     case FAULT_FIN: os_cut_lane(f->lane, OS_FIN, 1 + (int)pick(w, 3)); break;
@@ -77,7 +110,6 @@ static unsigned code_of(const fault *f)
  * off is made anew (renew_lane). */
 static int hurts_no_more(world *w, sim_link *ln, int at, const fault *f)
 {
-    int count = ln->count, hurt = 0;
     unsigned ends = 1U << os_lane_rank(f->lane, 0) | 1U << os_lane_rank(f->lane, 1);
     int is_made_anew = f->kind != FAULT_DARK_ONE && f->kind != FAULT_DARK_BOTH &&
                        f->kind != FAULT_CLOSE && !(w->confused & ends);
@@ -86,11 +118,9 @@ static int hurts_no_more(world *w, sim_link *ln, int at, const fault *f)
         return 0;
     if (!is_made_anew)
         ln->hurt[at] |= code_of(f);
-    for (int i = 0; i < count; i++) {
-        hurt += ln->hurt[i] != 0;
+    for (int i = 0; i < ln->count; i++)
         codes |= ln->hurt[i];
-    }
-    if (hurt < count && f->kind != FAULT_CLOSE)
+    if (hurt_lanes(ln) < ln->count && f->kind != FAULT_CLOSE)
         return 1;
     w->codes |= codes; /* whichever of them ends it */
     return 0;
@@ -99,13 +129,11 @@ static int hurts_no_more(world *w, sim_link *ln, int at, const fault *f)
 /* Returns 1 if a fault of a lane ends nothing. */
 static int is_replaced(world *w, const fault *f)
 {
+    int at;
     if (f->kind > FAULT_CLOSE)
         return 0;
-    for (int i = 0; i < w->link_count; i++)
-        for (int at = 0; at < JOB_MOST_LANES; at++)
-            if (w->links[i].lanes[at] == f->lane && at < w->links[i].count)
-                return hurts_no_more(w, &w->links[i], at, f);
-    return 1; /* the lane has been made anew */
+    sim_link *ln = link_of(w, f->lane, &at);
+    return ln == NULL || hurts_no_more(w, ln, at, f);
 }
 
 /* Notes whom the fault makes a suspect. */
@@ -129,7 +157,7 @@ static void suspect(world *w, const fault *f)
 static void bring_fault(world *w, fault *f)
 {
     f->lane %= os_lanes();
-    if (f->event == 0)
+    if (f->event == 0 || f->kind != FAULT_KILL)
         f->process = os_lane_rank(f->lane, f->end);
     os_trace(-1, "fault %s lane %d end %d process %d", fault_names[f->kind], f->lane, f->end,
              f->process);

@@ -117,8 +117,8 @@ static void draw_group(job *j, job_group *g)
 static void draw_faults(job *j)
 {
     static const int counts[] = {0, 1, 1, 1, 1, 1, 2, 3};
-    static const fault_kind often[] = {FAULT_FLIP, FAULT_FLIP,     FAULT_RST,  FAULT_RST,
-                                       FAULT_FIN,  FAULT_DARK_ONE, FAULT_CLOSE};
+    static const fault_kind often[] = {FAULT_FLIP, FAULT_FLIP,     FAULT_RST,   FAULT_RST,
+                                       FAULT_FIN,  FAULT_DARK_ONE, FAULT_CLOSE, FAULT_SLOW};
     int gentle = j->never_awakes || pick(j, 3) == 0;
     j->faults = PICK(j, counts);
     for (int i = 0; i < j->faults; i++) {
@@ -199,7 +199,7 @@ static void add_call(job_group *g, sim_call c)
     g->call[g->calls++] = c;
 }
 
-static void start_group(job_group *g, int size, rc_algorithm algorithm)
+static void start_group(job_group *g, int size, int recovers, rc_algorithm algorithm)
 {
     g->size = size;
     rc_comm_config_init(&g->config);
@@ -208,6 +208,7 @@ static void start_group(job_group *g, int size, rc_algorithm algorithm)
     g->config.segment_bytes = 64 << 10;
     g->config.heartbeat_ms = 200;
     g->config.peer_timeout_ms = 2000;
+    g->config.recovers = recovers;
     g->rails = 2;
     g->lanes = 1;
     g->wire[0] = (os_wire){
@@ -230,7 +231,7 @@ static void split(job *j)
     job_group *child = &j->group[1];
     add_call(&j->group[0], plain_call(RC_ALLGATHER, 2)); /* colours and keys */
     j->groups = 2;
-    start_group(child, JOB_JOURNEY_PROCESSES - 1, RC_AUTO);
+    start_group(child, JOB_JOURNEY_PROCESSES - 1, j->group[0].config.recovers, RC_AUTO);
     child->is_split = 1;
     for (int i = 0; i < child->size; i++)
         child->process[i] = child->size - 1 - i;
@@ -250,16 +251,19 @@ static void exchange_sends(job_group *g)
     }
 }
 
-void job_journey(job *j, int number, int victim, uint64_t event)
+void job_journey(job *j, int number, int recovers, const fault *faults, int count)
 {
     static const rc_algorithm algorithms[JOURNEYS] = {[JOURNEY_ONE_SHOT] = RC_ONE_SHOT,
                                                       [JOURNEY_RING] = RC_RING};
-    *j = (job){.seed = event, .random = 1, .processes = JOB_JOURNEY_PROCESSES, .groups = 1};
+    *j = (job){.random = 1, .processes = JOB_JOURNEY_PROCESSES, .groups = 1, .faults = count};
+    for (int i = 0; i < count; i++)
+        j->fault[i] = faults[i];
+    j->seed = count > 0 ? faults[0].event : 0;
     job_group *g = &j->group[0];
     j->is_alone = 1;
     for (int i = 0; i < j->processes; i++)
         j->pace[i] = 1;
-    start_group(g, j->processes, algorithms[number]);
+    start_group(g, j->processes, recovers, algorithms[number]);
     sim_call feeding = plain_call(RC_ALLREDUCE, 3000);
     feeding.call.codec = RC_CODEC_INT4;
     feeding.feeds = 1;
@@ -275,8 +279,4 @@ void job_journey(job *j, int number, int victim, uint64_t event)
     case JOURNEY_BARRIER: add_call(g, plain_call(RC_BARRIER, 0)); break;
     default: exchange_sends(g);
     }
-    if (event == 0)
-        return;
-    j->faults = 1;
-    j->fault[0] = (fault){.kind = FAULT_KILL, .turn = -1, .process = victim, .event = event};
 }

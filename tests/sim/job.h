@@ -14,6 +14,8 @@ enum {
     JOB_MOST_FAULTS = 3,
     JOB_MOST_LANES = 6, /* of a link */
     JOB_JOURNEY_PROCESSES = 3,
+    JOB_JOURNEY_LANES =
+        8, /* two of each link; the last two are the other group's, if there is one */
     JOB_ALL = 255
 };
 
@@ -41,7 +43,7 @@ typedef struct fault {
     fault_kind kind;
     int turn; /* comes behind this one; -1: never */
     int lane, end, process;
-    uint64_t event; /* of a kill: it comes with this event (os_kill_at), not with a turn; else 0 */
+    uint64_t event; /* it comes with this event (a kill: os_kill_at), not with a turn; or 0 */
 } fault;
 
 /* Ranks with a communicator, and their calls. */
@@ -85,8 +87,8 @@ void job_leave_out(job *j, const job_part *part);
 
 /* Returns the name of a journey, NULL past the last. */
 const char *job_journey_name(int journey);
-/* Makes a journey in which a process is killed with an event; 0: none is. */
-void job_journey(job *j, int journey, int victim, uint64_t event);
+/* Makes a journey with faults that come with events. Lanes that are lost are made anew, or not. */
+void job_journey(job *j, int journey, int recovers, const fault *faults, int count);
 
 /* Returns the rank that a process is in a group, or -1. */
 int job_rank_of(const job_group *g, int process);

@@ -9,7 +9,9 @@
  *     simulate --shrink N                        looks for a small part of it that fails, too
  *     simulate --kills EVERY [--jobs N]          journeys (job.c), in which each process is killed
  *                                                with each event in turn, or every EVERY-th
- *     simulate --kill N [--trace]                one of these
+ *     simulate --deaths EVERY [--jobs N]         journeys in which each lane dies with each event,
+ *                                                alone or with its sibling soon after
+ *     simulate --kill N, --death N [--trace]     one of these
  *
  * What it is. The whole C core, as it ships, with all ranks in one thread and a system behind it
  * that is simulated (os.h): clock, sockets, epoll. A job (job.h) has options, calls and faults, and
@@ -62,43 +64,85 @@ static int run_whole(uint64_t seed, FILE *trace)
     return run_seed(seed, &JOB_WHOLE, trace);
 }
 
+/* Writes which faults come with an event in one of the ways; returns how many. */
+typedef int ways_of_fault(int way, uint64_t event, fault faults[JOB_MOST_FAULTS]);
+
+static int kill_one(int victim, uint64_t event, fault faults[JOB_MOST_FAULTS])
+{
+    faults[0] = (fault){.kind = FAULT_KILL, .turn = -1, .process = victim, .event = event};
+    return 1;
+}
+
+enum { DEATHS = 2 * 2 * JOB_JOURNEY_LANES };
+
+/* A lane is reset, or ends; so does the other of its link, an event later or some. */
+static int end_lane(int way, uint64_t event, fault faults[JOB_MOST_FAULTS])
+{
+    int lane = way % JOB_JOURNEY_LANES, more = way / JOB_JOURNEY_LANES;
+    fault_kind kind = more / 2 ? FAULT_FIN : FAULT_RST;
+    uint64_t later = event % 2 ? 1 : 1 + event % 30;
+    faults[0] = (fault){.kind = kind, .turn = -1, .lane = lane, .event = event};
+    faults[1] = (fault){.kind = kind, .turn = -1, .lane = lane ^ 1, .event = event + later};
+    return more % 2 ? 2 : 1;
+}
+
+/* Journeys with faults, each with a number: way by way of an event, event by event. */
+typedef struct trip {
+    const char *what;
+    int recovers, ways;
+    ways_of_fault *faults;
+} trip;
+
+static const trip kills = {"kill", 0, JOB_JOURNEY_PROCESSES, kill_one};
+static const trip deaths = {"death", 1, DEATHS, end_lane};
+
+static uint64_t journey_events[16]; /* without a fault */
+
 /* Runs a journey; returns its events, or 0 if something was not true. */
-static uint64_t run_journey(int journey, int victim, uint64_t event, FILE *trace)
+static uint64_t run_journey(const trip *t, int journey, int way, uint64_t event, FILE *trace)
 {
     uint64_t events;
+    fault faults[JOB_MOST_FAULTS];
     job *j = malloc(sizeof *j);
-    job_journey(j, journey, victim, event);
+    job_journey(j, journey, t->recovers, faults, event > 0 ? t->faults(way, event, faults) : 0);
     int is_true = world_run(j, trace, &events);
     free(j);
     return is_true ? events : 0;
 }
 
-static uint64_t journey_events[16]; /* when nobody is killed */
-
-/* Returns how many kills there are: an event of a journey and a victim. */
-static uint64_t count_kills(void)
+/* Returns how many numbers there are. */
+static uint64_t count_faults(const trip *t)
 {
-    uint64_t kills = 0;
+    uint64_t count = 0;
     for (int i = 0; job_journey_name(i) != NULL; i++) {
-        journey_events[i] = run_journey(i, 0, 0, NULL);
-        kills += journey_events[i] * JOB_JOURNEY_PROCESSES;
+        journey_events[i] = run_journey(t, i, 0, 0, NULL);
+        count += journey_events[i] * (uint64_t)t->ways;
     }
-    return kills;
+    return count;
 }
 
-/* Runs a kill, by its number. */
-static int run_kill(uint64_t number, FILE *trace)
+static int run_fault(const trip *t, uint64_t number, FILE *trace)
 {
     int journey = 0;
-    for (; number >= journey_events[journey] * JOB_JOURNEY_PROCESSES; journey++)
-        number -= journey_events[journey] * JOB_JOURNEY_PROCESSES;
-    int victim = (int)(number % JOB_JOURNEY_PROCESSES);
-    uint64_t event = number / JOB_JOURNEY_PROCESSES + 1;
-    if (run_journey(journey, victim, event, trace) != 0)
+    for (; number >= journey_events[journey] * (uint64_t)t->ways; journey++)
+        number -= journey_events[journey] * (uint64_t)t->ways;
+    int way = (int)(number % (uint64_t)t->ways);
+    uint64_t event = number / (uint64_t)t->ways + 1;
+    if (run_journey(t, journey, way, event, trace) != 0)
         return 1;
-    printf("%s, process %d killed with event %llu of %llu:\n", job_journey_name(journey), victim,
+    printf("%s, %s %d with event %llu of %llu:\n", job_journey_name(journey), t->what, way,
            (unsigned long long)event, (unsigned long long)journey_events[journey]);
     return 0;
+}
+
+static int run_kill(uint64_t number, FILE *trace)
+{
+    return run_fault(&kills, number, trace);
+}
+
+static int run_death(uint64_t number, FILE *trace)
+{
+    return run_fault(&deaths, number, trace);
 }
 
 /* ---- many of them ---- */
@@ -235,7 +279,7 @@ static int shrink(uint64_t seed)
 /* ---- the command line ---- */
 
 typedef struct options {
-    char what; /* 'a'll seeds, 'u'ntil one fails, 'o'ne, 's'hrink, all 'k'ills, 'K'ill */
+    char what; /* 'a'll seeds, 'u'ntil one fails, 'o'ne, 's'hrink, all 'k'ills, 'K'ill, 'd', 'D' */
     uint64_t first, count;
     int jobs, traced;
     job_part part;
@@ -249,9 +293,9 @@ typedef struct option {
 } option;
 
 static const option all_options[] = {
-    {"--seeds", 'a', 2},  {"--until-fails", 'u', 2}, {"--seed", 'o', 1},
-    {"--shrink", 's', 1}, {"--kills", 'k', 1},       {"--kill", 'K', 1},
-    {"--jobs", 'j', 1},   {"--trace", 't', 0},       {"--part", 'p', 4}};
+    {"--seeds", 'a', 2}, {"--until-fails", 'u', 2}, {"--seed", 'o', 1}, {"--shrink", 's', 1},
+    {"--kills", 'k', 1}, {"--kill", 'K', 1},        {"--jobs", 'j', 1}, {"--trace", 't', 0},
+    {"--part", 'p', 4},  {"--deaths", 'd', 1},      {"--death", 'D', 1}};
 
 static void take_option(options *o, char what, char **word)
 {
@@ -281,6 +325,15 @@ static int read_option(options *o, char **word, int left)
     return 0;
 }
 
+/* Runs every number, or every so-many-th. */
+static int run_trips(const trip *t, int (*run)(uint64_t, FILE *), const options *o,
+                     const char *unit)
+{
+    uint64_t step = o->first < 1 ? 1 : o->first;
+    shared s = {.last = count_faults(t), .step = step, .run = run};
+    return run_all(&s, o->jobs, unit);
+}
+
 int main(int argc, char **argv)
 {
     options o = {.jobs = 1, .part = JOB_WHOLE};
@@ -297,10 +350,10 @@ int main(int argc, char **argv)
     case 'a': return run_all(&s, o.jobs, "seeds");
     case 'o': return !run_seed(o.first, &o.part, trace);
     case 's': return shrink(o.first);
-    case 'k':
-        s = (shared){.last = count_kills(), .step = o.first < 1 ? 1 : o.first, .run = run_kill};
-        return run_all(&s, o.jobs, "kills");
-    case 'K': return count_kills() <= o.first || !run_kill(o.first, trace);
+    case 'k': return run_trips(&kills, run_kill, &o, "kills");
+    case 'd': return run_trips(&deaths, run_death, &o, "deaths");
+    case 'K': return count_faults(&kills) <= o.first || !run_kill(o.first, trace);
+    case 'D': return count_faults(&deaths) <= o.first || !run_death(o.first, trace);
     default: fputs("simulate: see the head of tests/sim/sim.c\n", stderr); return 2;
     }
 }

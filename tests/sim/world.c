@@ -211,7 +211,7 @@ int world_run(const job *what, FILE *trace, uint64_t *events)
     w->began = os_now();
     open_world(w);
     for (int i = 0; i < w->job.faults; i++)
-        if (w->job.fault[i].event != 0)
+        if (w->job.fault[i].kind == FAULT_KILL && w->job.fault[i].event != 0)
             os_kill_at(w->job.fault[i].process, w->job.fault[i].event);
     run(w);
     *events = os_events();
