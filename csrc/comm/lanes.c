@@ -26,7 +26,7 @@ enum {
     /* A lane is dark after this time at the earliest. TCP sends a lost packet again after 0.2, 0.6
      * and 1.4 s: a lane that loses three in a row is congested. */
     LEAST_DARK_MS = 1500,
-    SPARE_MS = 700, /* a lane that can be given up: without acknowledgements, or crawling */
+    CRAWL_MS = 300, /* for which a lane crawls until it is given up; and what that is to save */
     DOUBT_BEATS = 3 /* heartbeats that a lane misses before it is in doubt */
 };
 
@@ -152,10 +152,10 @@ static double time_beside(const lane *l, double bytes)
 /* Returns 1 if what is in flight would be there sooner by far by another lane, though sent anew. */
 static int is_crawling(const lane *l)
 {
-    enum { GAIN = 3 };
+    enum { GAIN = 2 };
     double left = (double)lane_unacked(l), pace = l->health.pace;
-    return pace > 0.0 && left / pace > SPARE_MS * (double)CLOCK_MS &&
-           left / pace > SPARE_MS * (double)CLOCK_MS + GAIN * time_beside(l, left);
+    return pace > 0.0 && left / pace > CRAWL_MS * (double)CLOCK_MS &&
+           left / pace > CRAWL_MS * (double)CLOCK_MS + GAIN * time_beside(l, left);
 }
 
 /* Notes for how long a lane crawls. lived: the time since the last check in which the peer lived.
@@ -242,11 +242,12 @@ static uint64_t dark_after(const rc_comm *c)
  * waited for that long: a mistake costs little, as its frames go out again. */
 static int is_dark(const rc_comm *c, const lane *l, int *silent, int *stuck)
 {
+    enum { STUCK_MS = 700 };
     uint64_t silent_after = dark_after(c), stuck_after = silent_after;
     uint64_t beats_ms = DOUBT_BEATS * (uint64_t)c->config.heartbeat_ms;
     if (comm_can_give_up(l) && comm_has_another(l)) {
         silent_after = (beats_ms > LEAST_DARK_MS ? beats_ms : LEAST_DARK_MS) * CLOCK_MS;
-        stuck_after = SPARE_MS * CLOCK_MS;
+        stuck_after = STUCK_MS * CLOCK_MS;
     }
     *silent = l->health.silent > silent_after;
     *stuck = l->health.stuck > stuck_after;
@@ -313,7 +314,7 @@ static void judge_lane(rc_comm *c, lane *l, uint64_t now)
     rc_error why;
     if (!comm_monitors_lane(l))
         return;
-    if (h->crawled > SPARE_MS * CLOCK_MS && comm_can_give_up(l) && comm_has_another(l)) {
+    if (h->crawled > CRAWL_MS * CLOCK_MS && comm_can_give_up(l) && comm_has_another(l)) {
         give_up_crawling(c, l);
         return;
     }
