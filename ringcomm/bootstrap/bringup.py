@@ -6,6 +6,7 @@ until run() hands over those of the mesh, all at once; close() closes all others
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -17,7 +18,7 @@ from ..errors import ConfigError
 from . import commit, netlink, port_warnings, probe
 from .dialer import Target
 from .handshake_params import Key, job_hash
-from .interfaces import Interface, choose, is_loopback
+from .interfaces import Interface, choose, is_loopback, list_interfaces
 from .keeper import Keeping
 from .lanes import LaneId, LaneMaker, Plan
 from .launch import Identity
@@ -394,7 +395,7 @@ class Bringup:
     def _keeping(self, agreed: Sequence[LaneId], late: Sequence[LaneId]) -> Keeping:
         assert self._maker is not None
         plan = self._maker.hand_over([*agreed, *late])
-        return Keeping(plan, self._keep_on_port, frozenset(late))
+        return Keeping(plan, self._keep_on_port, self._address_now, frozenset(late))
 
     def _stand_in(self, lane: LaneId, made: Sequence[commit.Made]) -> LaneSocket:
         """Returns a lane that could not be made, with a socket whose other end is closed: the core
@@ -419,6 +420,21 @@ class Bringup:
         if not self._same_host(lane.peer):
             pairing = next(p for p in self._pairings[lane.peer] if p.rail == lane.rail)
             keep_on_port(sock, self._interfaces[pairing.ours], self._interfaces)
+
+    def _address_now(self, lane: LaneId) -> str:
+        """Returns the address of a lane's port here. If the port has lost that which the lane was
+        made by: another of the same version, in the peer's network if there is one."""
+        pairing = next(p for p in self._pairings[lane.peer] if p.rail == lane.rail)
+        here, there = (end.address for end in self._addresses(lane.peer, pairing))
+        name, alike = self._interfaces[pairing.ours].name, []
+        with contextlib.suppress(OSError):
+            addresses = (i.addresses for i in list_interfaces() if i.name == name)
+            alike = [a for a in next(addresses, ()) if a.version == here.version]
+        if here.ip in (address.ip for address in alike):
+            return str(here.ip)
+        usable = [address for address in alike if not address.is_link_local]
+        near = (address for address in usable if there.ip in address.network)
+        return str(next(near, next(iter(usable), here)).ip)
 
     def _rail_info(self, pairing: Pairing) -> RailInfo:
         port = self._ports[self._rank][pairing.ours]

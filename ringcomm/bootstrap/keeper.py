@@ -1,7 +1,8 @@
 """Makes lanes anew that a running communicator has lost.
 
-    the core loses a lane --> the higher rank dials until the lower one answers --> each tells the
-    other where it stands (Mark) --> both cores go on over the new connection
+    the core loses a lane --> the higher rank dials until the lower one answers (the lower one, too,
+    where its port has another address now) --> each tells the other where it stands (Mark) --> both
+    cores go on over the new connection
 
     all lanes of a peer are lost, and its host refuses every address --> the peer has ended
 
@@ -109,6 +110,8 @@ class Keeping:
     """The lanes that a link may have, and the listeners, which still listen."""
     finish: Callable[[LaneId, socket.socket], None]
     """Readies a connected socket of a lane as the bring-up did."""
+    address_now: Callable[[LaneId], str]
+    """Returns the address of a lane's port here: another one, if it has lost that of the plan."""
     late: frozenset[LaneId] = frozenset()
     """Lanes of the plan that could not be made yet."""
 
@@ -154,6 +157,7 @@ class LaneKeeper:
     def __init__(self, keeping: Keeping, core: Core) -> None:
         plan = keeping.plan
         self._plan, self._core, self._finish = plan, core, keeping.finish
+        self._address_now = keeping.address_now
         self._late = set(keeping.late)
         self._loop = Loop()
         self._dials: dict[LaneId, Dial] = {}
@@ -222,6 +226,7 @@ class LaneKeeper:
             self._is_closing = True
             return
         due = {lane for lane in losses.lost | losses.silent if self._is_due(lane, losses)}
+        due |= {lane for lane in losses.lost - due if self._has_moved(lane)}
         for lane in self._dials.keys() - due:
             self._dials.pop(lane).stop()
         for lane in due - self._meetings.keys():
@@ -248,14 +253,22 @@ class LaneKeeper:
         """True if this rank dials the lane, or has to find out whether its peer still listens."""
         return lane not in self._plan.expected or self._links[lane.peer] <= losses.lost
 
+    def _has_moved(self, lane: LaneId) -> bool:
+        """True if the peer cannot dial a lane any more, as its port here has another address."""
+        return self._address_now(lane) != self._plan.targets[lane].source
+
     def _dial(self, lane: LaneId, is_alone: bool) -> None:
         if not self._pace.begin(lane, time.monotonic(), is_alone):
             return
-        if lane in self._plan.expected:
+        if lane in self._plan.expected and not self._has_moved(lane):
             self._dials[lane] = self._plan.knock(self._loop, lane)
         else:
             self._dials[lane] = self._plan.dial(
-                self._loop, Role.LANE_ANEW, lane, lambda sock: self._reach(lane, sock)
+                self._loop,
+                Role.LANE_ANEW,
+                lane,
+                lambda sock: self._reach(lane, sock),
+                self._address_now(lane),
             )
 
     def _reach(self, lane: LaneId, sock: socket.socket) -> None:

@@ -67,9 +67,18 @@ class Plan:
         return [lane for lane in self.targets if lane not in self.expected]
 
     def dial(
-        self, loop: Loop, role: Role, lane: LaneId, connected: Callable[[socket.socket], None]
+        self,
+        loop: Loop,
+        role: Role,
+        lane: LaneId,
+        connected: Callable[[socket.socket], None],
+        source: str = "",
     ) -> Dial:
-        """Dials a lane until its peer answers, and hands over the authenticated socket."""
+        """Dials a lane until its peer answers, and hands over the authenticated socket.
+
+        source: the address to dial from, in place of the target's.
+        """
+        target = self.targets[lane]
         terms = Terms(
             role,
             self.job,
@@ -82,7 +91,7 @@ class Plan:
         )
         return Dial(
             loop,
-            self.targets[lane],
+            dataclasses.replace(target, source=source or target.source),
             lambda sock: Client(self.key, terms, vetting(self.key, sock)),
             lambda _dial, sock: connected(sock),
         )
@@ -99,13 +108,14 @@ class Plan:
         welcome: Callable[[LaneId, socket.socket], None],
         turned_away: TurnedAway | None = None,
     ) -> Acceptor:
-        """Accepts on the listeners the lanes that are expected and that ``admit`` does not refuse,
-        and hands over their authenticated sockets."""
+        """Accepts on the listeners the plan's lanes that ``admit`` does not refuse, and hands over
+        their authenticated sockets. Lower ranks dial only to make a lane anew."""
         terms = Terms(role, self.job, self.world_size, -1, self.rank, epoch=self.epoch)
 
         def judge(claimed: Terms) -> RefusedError | None:
             lane = _lane_of(claimed)
-            return admit(lane, claimed) if lane in self.expected else unexpected(claimed)
+            lanes = self.targets if role == Role.LANE_ANEW else self.expected
+            return admit(lane, claimed) if lane in lanes else unexpected(claimed)
 
         return Acceptor(
             loop,
@@ -174,12 +184,13 @@ class LaneMaker:
         )
 
     def _later_target(self, lane: LaneId) -> Target:
-        """Returns the target of a lane that this rank dials, without the ways that may lead over
-        another port than the one by which it was made, or was to be."""
+        """Returns the target of a lane without the ways that may lead over another port than the one
+        by which it was made, or was to be."""
         target = self._plan.targets[lane]
-        if lane not in self._dials:
-            return target
-        if lane in self.made and self._dials[lane].way is not target.link_local:
+        if (
+            lane in self.made.keys() & self._dials.keys()
+            and self._dials[lane].way is not target.link_local
+        ):
             target = self._dials[lane].way
         return dataclasses.replace(target, keeps_port=True)
 

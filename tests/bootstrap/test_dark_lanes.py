@@ -229,6 +229,20 @@ def test_the_only_port_comes_back(monkeypatch: pytest.MonkeyPatch, hurt: int) ->
         assert not job.errors
 
 
+@pytest.mark.parametrize("hurt", [0, 1, 2])
+def test_an_address_that_moves(lab: Lab, hurt: int) -> None:
+    job = Job(lab, 250_000, recovery="on", peer_timeout=PATIENCE)
+    before = lanes_of(job)
+    old, new = f"10.8.0.{hurt + 1}/24", f"10.8.0.{hurt + 21}/24"
+    lab.inside(hurt, f"ip addr del {old} dev eth1")
+    lab.inside(hurt, f"ip addr add {new} dev eth1")
+    assert until(lambda: is_anew(job, before))
+    calls = min(job.calls)
+    assert until(lambda: min(job.calls) > calls + 3)
+    job.end()
+    assert not job.errors
+
+
 @pytest.mark.parametrize("rail", [0, 1])
 def test_a_port_that_comes_later(lab: Lab, rail: int, caplog: pytest.LogCaptureFixture) -> None:
     """A rail that does not reach host 1 when the job starts."""
