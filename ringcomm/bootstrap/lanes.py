@@ -184,14 +184,12 @@ class LaneMaker:
         )
 
     def _later_target(self, lane: LaneId) -> Target:
-        """Returns the target of a lane without the ways that may lead over another port than the one
-        by which it was made, or was to be."""
+        """Returns the target of a lane without the ways that may lead over another port than that by
+        which it was made, or was to be."""
         target = self._plan.targets[lane]
-        if (
-            lane in self.made.keys() & self._dials.keys()
-            and self._dials[lane].way is not target.link_local
-        ):
-            target = self._dials[lane].way
+        way = self._dials[lane].way if lane in self._dials and lane in self.made else target
+        if way is not target.link_local:
+            target = way
         return dataclasses.replace(target, keeps_port=True)
 
     def close(self) -> None:
