@@ -184,8 +184,8 @@ class LaneMaker:
         )
 
     def _later_target(self, lane: LaneId) -> Target:
-        """Returns the target of a lane without the ways that may lead over another port than that by
-        which it was made, or was to be."""
+        """Returns the target of a lane without the ways that may lead over another port than that
+        by which it was made, or was to be."""
         target = self._plan.targets[lane]
         way = self._dials[lane].way if lane in self._dials and lane in self.made else target
         if way is not target.link_local:
