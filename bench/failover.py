@@ -3,7 +3,7 @@
     python bench/failover.py --out rows.jsonl             # all trials; goes on where it was stopped
     python bench/failover.py --table rows.jsonl           # what came of them
 
-A job has recovery on and two ports on each of 2 or 4 hosts (netlab.py). A trial waits until all
+A job has two ports on each of 2 or 4 hosts (netlab.py). A trial waits until all
 lanes are there, breaks one port at a random moment, lets the job work until both ends have given
 its lanes up, and longer, mends it, and waits until both ports carry again. It takes down whether
 every result since the last trial was right (trials/failover_rank.py), and:
@@ -108,6 +108,31 @@ class Place:
         return hit and rail == self.nic
 
 
+def befall(lab: NetLab, fault: str, place: Place, mbit: float) -> None:
+    """Breaks what is at a place. mbit: of the port."""
+    if fault == "reset":
+        there = ["ip", "netns", "exec", lab.namespace(place.host), "ss", "-K"]
+        address = lab.address(place.host, place.nic)
+        subprocess.run(
+            [*there, "state", "established", "src", address], check=True, capture_output=True
+        )
+    elif fault == "mute":
+        lab.mute(place.host, place.nic, place.to)
+    elif fault == "slow":
+        lab.slow(place.host, place.nic, mbit / 100)
+    elif fault == "switch":
+        for host in range(lab.hosts):
+            lab.unplug(host, place.nic)
+    else:
+        getattr(lab, fault)(place.host, place.nic)
+
+
+def mend(lab: NetLab, place: Place) -> None:
+    """Undoes it."""
+    for host in range(lab.hosts) if place.host < 0 else [place.host]:
+        lab.restore(host, place.nic)
+
+
 class Drill:
     """A job of one load on a cluster; a context manager.
 
@@ -138,7 +163,7 @@ class Drill:
             listener.listen(self.world)
             listener.settimeout(_LONG_S)
             program = Path(__file__).parent / "trials" / "failover_rank.py"
-            environment = {"RINGCOMM_RECOVERY": "on", "RINGCOMM_TIMEOUT": "60"}
+            environment = {"RINGCOMM_TIMEOUT": "60"}
             argv = [sys.executable, str(program), path, self.load]
             self.lab.start(argv, env=environment, quiet=True)
             for _ in range(self.world):
@@ -165,12 +190,12 @@ class Drill:
                 raise FailedError(failed[0])
         return True
 
-    def wait(self, done: Callable[[], bool], what: str) -> None:
+    def wait(self, done: Callable[[], bool], what: str, within: float = _LONG_S) -> None:
         """Until done(); raises FailedError after a long time."""
-        if not self.pump(done, _LONG_S):
-            raise FailedError(f"not in {_LONG_S:.0f} s: {what}")
+        if not self.pump(done, within):
+            raise FailedError(f"not in {within:.0f} s: {what}")
 
-    def _is_whole(self, since: float = 0.0) -> bool:
+    def is_whole(self, since: float = 0.0) -> bool:
         """As each rank has said since then."""
         return all(
             rank.steps
@@ -212,13 +237,13 @@ class Drill:
         self._begin(chance)
         before = self._made(place)
         hit = time.monotonic()
-        self._befall(fault, place)
+        befall(self.lab, fault, place, self.mbit)
         self._call()
         if fault != "reset":
             self.pump(
                 lambda: self._has_worked(fault, place, hit), _WITHOUT_S + 10 * self._usual + 8
             )
-            self._mend(place)
+            mend(self.lab, place)
         mended = time.monotonic()
         self._call()
         self._wait_until_back(mended if fault != "reset" else hit)
@@ -252,7 +277,7 @@ class Drill:
 
     def _begin(self, chance: random.Random) -> None:
         """Waits until all is well, for a random while more, and learns the speed at first."""
-        self.wait(self._is_whole, "all lanes")
+        self.wait(self.is_whole, "all lanes")
         if not self._fds:
             since = time.monotonic()
             self.wait(lambda: self._has_done(_STEPS, since), "steps")
@@ -261,7 +286,7 @@ class Drill:
             self._usual_call = statistics.median(seconds for *_, seconds in steps)
             self._fds = [rank.steps[-1]["fds"] for rank in self.ranks]
         self.pump(lambda: False, chance.uniform(0.0, max(0.5, self._usual)))
-        self.wait(self._is_whole, "all lanes, still")
+        self.wait(self.is_whole, "all lanes, still")
 
     def _has_done(self, steps: int, since: float) -> bool:
         return all(len(rank.times(since)) >= steps for rank in self.ranks)
@@ -269,28 +294,6 @@ class Drill:
     def _has_worked(self, fault: str, place: Place, hit: float) -> bool:
         is_lost = fault == "slow" or max(self._made(place)) < 0
         return is_lost and self._has_done(_STEPS, hit) and time.monotonic() > hit + _WITHOUT_S
-
-    def _befall(self, fault: str, place: Place) -> None:
-        lab = self.lab
-        if fault == "reset":
-            there = ["ip", "netns", "exec", lab.namespace(place.host), "ss", "-K"]
-            address = lab.address(place.host, place.nic)
-            subprocess.run(
-                [*there, "state", "established", "src", address], check=True, capture_output=True
-            )
-        elif fault == "mute":
-            lab.mute(place.host, place.nic, place.to)
-        elif fault == "slow":
-            lab.slow(place.host, place.nic, self.mbit / 100)
-        elif fault == "switch":
-            for host in range(self.world):
-                lab.unplug(host, place.nic)
-        else:
-            getattr(lab, fault)(place.host, place.nic)
-
-    def _mend(self, place: Place) -> None:
-        for host in range(self.world) if place.host < 0 else [place.host]:
-            self.lab.restore(host, place.nic)
 
     def _wait_until_back(self, mended: float) -> None:
         def is_fast(rank: Rank) -> bool:
@@ -301,7 +304,7 @@ class Drill:
             return len(steps) == 2 and all(ended - began <= most for began, ended, _ in steps)
 
         self.wait(
-            lambda: self._is_whole(mended + 0.1) and all(map(is_fast, self.ranks)),
+            lambda: self.is_whole(mended + 0.1) and all(map(is_fast, self.ranks)),
             "all lanes and their speed after the repair",
         )
 

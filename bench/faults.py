@@ -223,6 +223,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
         "timeout": TIMEOUT_S,
         "peer_timeout": options.peer_timeout,
         "heartbeat": 0.3,
+        "recovery": "off",
         "connect_timeout": 3 * options.peer_timeout,  # as ringcomm's defaults are
     }
 

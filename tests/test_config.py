@@ -91,7 +91,7 @@ ENVIRONMENT: dict[str, tuple[str, Any]] = {
     "connect_timeout": ("7", 7.0),
     "heartbeat": ("0.5", 0.5),
     "peer_timeout": ("5", 5.0),
-    "recovery": ("on", "on"),
+    "recovery": ("off", "off"),
     "algorithm": ("direct", "direct"),
     "shared_memory": ("0", False),
     "spin_us": ("0", 0),
@@ -169,7 +169,7 @@ def test_shared_fields_are_what_the_wire_depends_on() -> None:
         "algorithm": "auto",
         "peer_timeout": "10",
         "heartbeat": "1",
-        "recovery": "off",
+        "recovery": "on",
     }
 
 

@@ -197,7 +197,7 @@ def _shift(
         due = time.monotonic() + LEAD_S
         for goal in scene.goals:
             time.sleep(max(0.0, due - time.monotonic()))
-            site.slow(0, len(scene.nics) - 1, goal.mbit)
+            site.lab.slow(0, len(scene.nics) - 1, goal.mbit)
             changes.append(time.monotonic())
             due += AFTER_S
         ended = finish(job, settings.timeout)

@@ -140,10 +140,11 @@ class Site:
         net = " in one subnet" if self._one_subnet else ""
         return f"{self.world} ranks on {many}, {ports}{net}; {self.congestion} {how}"
 
-    def slow(self, host: int, nic: int, mbit: float) -> None:
-        """Change the rate of a host's NIC, both ways (netlab only)."""
+    @property
+    def lab(self) -> NetLab:
+        """The hosts and their ports (netlab only)."""
         assert self._lab is not None
-        self._lab.slow(host, nic, mbit)
+        return self._lab
 
     def start(self, argv: Sequence[str], env: Mapping[str, str]) -> Job:
         """Start one process per rank, in torchrun's environment; end it with finish()."""

@@ -224,7 +224,7 @@ def _timed(asked: Mapping[str, Any]) -> dict[str, Any]:
     job = steps.Job(layers, asked["compute_s"], {"way": way}, 1, way["steps"])
     with (
         Site(asked["hosts"], asked["hosts"], [link.mean_mbit], slowest=min(link.mbit)) as site,
-        trace.played(link, site, asked["hosts"]),
+        trace.played(link, site.lab.slow, asked["hosts"]),
     ):
         runs = steps.run(site, job, 900)["way"]
     told = steps.summary(runs)

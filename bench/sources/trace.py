@@ -19,7 +19,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 FILE = Path(__file__).resolve().parent.parent / "traces" / "wan115.json"
@@ -69,8 +69,11 @@ def load(path: Path = FILE) -> Trace:
 
 
 @contextlib.contextmanager
-def played(trace: Trace, site: object, hosts: int) -> Iterator[None]:
-    """The ports of all hosts follow the trace, from its beginning and over and over."""
+def played(trace: Trace, slow: Callable[[int, int, float], None], hosts: int) -> Iterator[None]:
+    """The ports of all hosts follow the trace, from its beginning and over and over.
+
+    slow: sets the Mbit/s of a host's port.
+    """
     ended = threading.Event()
     failed: list[BaseException] = []
 
@@ -79,7 +82,7 @@ def played(trace: Trace, site: object, hosts: int) -> Iterator[None]:
         try:
             for number, mbit in enumerate(itertools.cycle(trace.mbit)):
                 for host in range(hosts):
-                    site.slow(host, 0, mbit)  # type: ignore[attr-defined]
+                    slow(host, 0, mbit)
                 if ended.wait(max(0.0, began + (number + 1) * trace.part_s - time.monotonic())):
                     return
         except Exception as error:  # told of at the end

@@ -39,6 +39,8 @@ class Step(NamedTuple):
     right: bool
     seconds: float = 0.0
     """Of the call."""
+    result: str = ""
+    """Hash of the loss and the weights, for flapping.py."""
 
 
 def _sums(comm: Communicator, count: int) -> Iterator[Step]:
@@ -85,32 +87,47 @@ def _coded(comm: Communicator) -> Iterator[Step]:
     return _again(cycle)
 
 
-def _training(comm: Communicator) -> Iterator[Step]:
-    """DDP with ringcomm as backend, and its hook."""
+def _trainer(comm: Communicator) -> Callable[[int], Iterator[bytes]]:
+    """DDP with ringcomm as backend, and its hook. Returns what trains so many steps from the same
+    start, and yields hashes of the loss and the weights."""
     import torch
 
     from ringcomm.torch import HookState, allreduce_hook
 
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     wide, narrow = torch.nn.Linear(512, 1024), torch.nn.Linear(1024, 512)
     ddp = torch.nn.parallel.DistributedDataParallel(
         torch.nn.Sequential(wide, torch.nn.Tanh(), narrow)
     )
     ddp.register_comm_hook(HookState(comm=comm), allreduce_hook)
     start = {name: value.clone() for name, value in ddp.state_dict().items()}
+    teacher = torch.randn(512, 512, generator=torch.Generator().manual_seed(1)) / 512**0.5
 
-    def cycle() -> Iterator[bytes]:
+    def train(steps: int) -> Iterator[bytes]:
         ddp.load_state_dict(start)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
         generator = torch.Generator().manual_seed(comm.rank)
-        for _ in range(CYCLE):
+        for _ in range(steps):
             optimizer.zero_grad()
-            ddp(torch.randn(16, 512, generator=generator)).square().mean().backward()
+            batch = torch.randn(16, 512, generator=generator)
+            loss = (ddp(batch) - (batch @ teacher).tanh()).square().mean()
+            loss.backward()
             optimizer.step()
-            weights = (value.numpy().tobytes() for value in ddp.state_dict().values())
-            yield hashlib.blake2b(b"".join(weights)).digest()
+            state = [loss.detach(), *ddp.state_dict().values()]
+            yield hashlib.blake2b(b"".join(each.numpy().tobytes() for each in state)).digest()
 
-    return _again(cycle)
+    return train
+
+
+def _training(comm: Communicator) -> Iterator[Step]:
+    train = _trainer(comm)
+    return _again(lambda: train(CYCLE))
+
+
+def _trained(comm: Communicator) -> Iterator[Step]:
+    for result in _trainer(comm)(sys.maxsize):
+        yield Step(right=True, result=result.hex())
 
 
 LOADS: dict[str, Callable[[Communicator, socket.socket], Iterator[Step | None]]] = {
@@ -120,10 +137,14 @@ LOADS: dict[str, Callable[[Communicator, socket.socket], Iterator[Step | None]]]
     "ddp": lambda comm, _: _training(comm),
     "idle": _idle,
 }
+MORE_LOADS: dict[str, Callable[[Communicator, socket.socket], Iterator[Step | None]]] = {
+    "one training": lambda comm, _: _trained(comm),
+}
+"""Of flapping.py."""
 
 
 def _join(load: str) -> Communicator:
-    if load != "ddp":
+    if load not in ("ddp", "one training"):
         return ringcomm.init()
     import torch.distributed as dist
 
@@ -147,7 +168,7 @@ def main() -> None:
     say(rank=int(os.environ["RANK"]))
     try:
         comm = _join(load)
-        for step in LOADS[load](comm, events):
+        for step in (LOADS | MORE_LOADS)[load](comm, events):
             ended = time.monotonic()
             lanes = comm.stats()["lanes"]
             say(

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from patience import PATIENCE, until
+from patience import PATIENCE, PROMPT, SILENCE, until
 from test_netns import Lab
 
 import ringcomm
@@ -111,7 +113,7 @@ DARK = ("rail 1 between rank ", "is dark: ", "eth1 10.8.0.2 on ", "switch port",
 
 def test_blackhole(lab: Lab) -> None:
     """Host 1's second port sends and gets nothing, and its carrier stays."""
-    job = Job(lab, 250_000)
+    job = Job(lab, 250_000, recovery="off")
     began = time.monotonic()
     lab.blackhole(1, 1)
     check_named(job, 1, *DARK)
@@ -123,14 +125,14 @@ def test_blackhole(lab: Lab) -> None:
 
 def test_blackhole_beside_small_messages(lab: Lab) -> None:
     """These need not travel on the dark lane at all."""
-    job = Job(lab, 8, pause=0.05)
+    job = Job(lab, 8, pause=0.05, recovery="off")
     lab.blackhole(1, 1)
     check_named(job, 1, *DARK)
 
 
 def test_one_way(lab: Lab) -> None:
     """What host 0 sends to host 1 over the second switch is lost, and nothing else."""
-    job = Job(lab, 250_000)
+    job = Job(lab, 250_000, recovery="off")
     lab.inside(0, "ip neigh replace 10.8.0.2 lladdr 02:00:00:00:00:99 dev eth1 nud permanent")
     check_named(job, 1, *DARK, "eth1 10.8.0.1 on ")
     assert (job.errors[0].rank, job.errors[1].rank) == (1, 0)  # each end names the other
@@ -168,7 +170,7 @@ PORTS: dict[str, tuple[Callable[[Lab], None], Callable[[Lab], None]]] = {
 def test_port_lost(lab: Lab) -> None:
     """Said at once, and by the name of the host whose port it is."""
     for text, (lose, mend) in PORTS.items():
-        job = Job(lab, 250_000)
+        job = Job(lab, 250_000, recovery="off")
         lose(lab)
         check_named(job, 1, "the port of rank 1 " + text, "eth1 10.8.0.2 on ")
         assert {error.rank for error in job.errors.values()} == {1}
@@ -180,7 +182,7 @@ def test_address_of_version_6_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.closing(Lab()) as lab:
         for host in (1, 2, 3):
             lab.host((0, f"fd07::{host}/64"), (1, f"fd08::{host}/64"))
-        job = Job(lab, 8, pause=0.01, master="[fd07::1]")
+        job = Job(lab, 8, pause=0.01, master="[fd07::1]", recovery="off")
         lab.inside(1, "ip -6 addr del fd08::2/64 dev eth1")
         check_named(job, 1, "the port of rank 1 has lost its address", "eth1 fd08::2 on ")
 
@@ -200,7 +202,7 @@ def is_anew(job: Job, before: list[dict[str, Any]]) -> bool:
 
 
 def test_a_port_that_comes_back(lab: Lab) -> None:
-    job = Job(lab, 250_000, recovery="on", peer_timeout=PATIENCE)
+    job = Job(lab, 250_000, peer_timeout=PATIENCE)
     for lose, mend in (PORTS["was taken down"], PORTS["has no carrier"]):
         calls, before = min(job.calls), lanes_of(job)
         lose(lab)
@@ -219,7 +221,7 @@ def test_the_only_port_comes_back(monkeypatch: pytest.MonkeyPatch, hurt: int) ->
     with contextlib.closing(Lab()) as lab:
         for host in (1, 2):
             lab.host((0, f"10.7.0.{host}/24"))
-        job = Job(lab, 250_000, interfaces=("eth0",), recovery="on", peer_timeout=PATIENCE)
+        job = Job(lab, 250_000, interfaces=("eth0",), peer_timeout=PATIENCE)
         before = lanes_of(job)
         lab.inside(hurt, "ip link set eth0 down")
         assert until(lambda: any(lane["is_lost"] for lane in lanes_of(job)))
@@ -231,7 +233,7 @@ def test_the_only_port_comes_back(monkeypatch: pytest.MonkeyPatch, hurt: int) ->
 
 @pytest.mark.parametrize("hurt", [0, 1, 2])
 def test_an_address_that_moves(lab: Lab, hurt: int) -> None:
-    job = Job(lab, 250_000, recovery="on", peer_timeout=PATIENCE)
+    job = Job(lab, 250_000, peer_timeout=PATIENCE)
     before = lanes_of(job)
     old, new = f"10.8.0.{hurt + 1}/24", f"10.8.0.{hurt + 21}/24"
     lab.inside(hurt, f"ip addr del {old} dev eth1")
@@ -248,7 +250,7 @@ def test_a_port_that_comes_later(lab: Lab, rail: int, caplog: pytest.LogCaptureF
     """A rail that does not reach host 1 when the job starts."""
     caplog.set_level("INFO", "ringcomm")
     lab.blackhole(1, rail)
-    job = Job(lab, 250_000, master=f"10.{8 - rail}.0.1", recovery="on", peer_timeout=PATIENCE)
+    job = Job(lab, 250_000, master=f"10.{8 - rail}.0.1", peer_timeout=PATIENCE)
     before = lanes_of(job)
     assert len(before) == 12
     assert sum(lane["is_lost"] for lane in before) == 4  # to host 1, and from there
@@ -264,10 +266,51 @@ def test_a_port_that_comes_later(lab: Lab, rail: int, caplog: pytest.LogCaptureF
 def test_what_crawls_goes_by_another_lane(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     """A cable falls to a thousandth of its rate, with much on its way."""
     caplog.set_level("INFO", "ringcomm")
-    job = Job(lab, 2_000_000, recovery="on", peer_timeout=PATIENCE)
+    job = Job(lab, 2_000_000, peer_timeout=PATIENCE)
     lab.shape(1, 1, "1mbit")
     assert until(lambda: any("is slow: " in record.getMessage() for record in caplog.records))
     calls = min(job.calls)
     assert until(lambda: min(job.calls) > calls + 3)
     job.end()
     assert not job.errors
+
+
+PROGRAM = f"""
+import sys, numpy, ringcomm
+config = ringcomm.Config(peer_timeout={SILENCE}, heartbeat={HEARTBEAT}, probe=False)
+comm = ringcomm.Communicator.create(
+    int(sys.argv[1]), 3, init_method="tcp://10.7.0.1:29500", config=config
+)
+try:
+    for call in range(10**9):
+        comm.allreduce(numpy.ones(1000, numpy.float32))
+        if call == 3:
+            print("works", flush=True)
+except ringcomm.PeerLostError as error:
+    print("lost", error.rank, flush=True)
+"""
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_rank_is_lost_promptly(lab: Lab, victim: int) -> None:
+    """Its host says so: nobody waits whether its lanes come back."""
+    ranks = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", host, sys.executable, "-c", PROGRAM, str(rank)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank, host in enumerate(lab.hosts)
+    ]
+    try:
+        for each in ranks:
+            assert each.stdout is not None
+            assert each.stdout.readline() == "works\n"
+        ranks[victim].kill()
+        for rank in {0, 1, 2} - {victim}:
+            said, _ = ranks[rank].communicate(timeout=PROMPT)
+            assert said == f"lost {victim}\n"
+    finally:
+        for each in ranks:
+            each.kill()
+            each.communicate()
