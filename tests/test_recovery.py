@@ -49,7 +49,7 @@ def test_sums_stay_exact_while_lanes_come_and_go(n: int) -> None:
         until(lambda: _made(comm) >= 0)
         return _made(comm)
 
-    config = Config(timeout=30.0, recovery="on")
+    config = Config(timeout=30.0)
     with World(n, rails=2, bring_up="tcp", config=config) as world:
         assert min(world.run(body)) > 2 * (n - 1)
 
@@ -66,7 +66,7 @@ def test_a_lost_lane_is_named_once_and_its_return_too(
         until(lambda: _made(comm) > 2)
         until(lambda: sum(" is back" in record.getMessage() for record in caplog.records) == 2)
 
-    config = Config(timeout=30.0, recovery="on", timeline=str(tmp_path / "trace.json"))
+    config = Config(timeout=30.0, timeline=str(tmp_path / "trace.json"))
     with World(2, rails=2, bring_up="tcp", config=config) as world:
         world.run(body)
     (trace,) = tmp_path.iterdir()
@@ -80,7 +80,7 @@ def test_a_lost_lane_is_named_once_and_its_return_too(
 
 
 def test_who_has_failed_listens_no_more() -> None:
-    config = Config(timeout=30.0, recovery="on")
+    config = Config(timeout=30.0)
     with World(2, rails=2, bring_up="tcp", config=config) as world:
         keepers = [comm._keeper for comm in world.comms]
         world.comms[0].abort("drawn")
@@ -89,7 +89,7 @@ def test_who_has_failed_listens_no_more() -> None:
 
 def test_lanes_of_a_silent_peer_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have lost them, and has none by which to tell."""
-    config = Config(timeout=30.0, recovery="on")
+    config = Config(timeout=30.0)
     with World(2, rails=2, bring_up="tcp", config=config) as world:
         keeper = world.comms[1]._keeper
         assert keeper is not None
@@ -104,7 +104,7 @@ def test_who_accepts_gives_up_no_lane_before_it_has_the_mark(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The peer may find that the lane is well again."""
-    config = Config(timeout=30.0, recovery="on")
+    config = Config(timeout=30.0)
     with World(2, rails=2, bring_up="tcp", config=config) as world:
         keeper, tries = world.comms[1]._keeper, []
         assert keeper is not None
@@ -143,7 +143,7 @@ def test_a_running_job_is_shown(
         text = capsys.readouterr().out
         return "".join(re.findall(rf"process {os.getpid()}: .*\n(?:  .*\n)*", text))
 
-    config = Config(timeout=30.0, recovery="on")
+    config = Config(timeout=30.0)
     with World(2, rails=2, bring_up="tcp", config=config) as world:
         text = shown()
         for rank in range(2):
@@ -163,5 +163,5 @@ def test_a_running_job_is_shown(
 
 
 def test_off_nothing_is_kept() -> None:
-    with World(2, rails=2, bring_up="tcp") as world:
+    with World(2, rails=2, bring_up="tcp", config=Config(recovery="off")) as world:
         assert [comm._keeper for comm in world.comms] == [None, None]

@@ -278,7 +278,7 @@ def test_blackholed_rail_is_left_out(
     lab.host((0, "10.7.0.2/24"), (1, "10.8.0.2/24"))
     lab.blackhole(1, 1)
     began = time.monotonic()
-    found = meshes(lab.join("10.7.0.1"))
+    found = meshes(lab.join("10.7.0.1", recovery="off"))
     assert time.monotonic() - began < lanes.RAIL_GRACE + PROMPT
     for made in found:
         assert [(lane.peer, lane.rail) for lane in made.lanes] == [(1 - made.rank, 0)]
@@ -304,7 +304,7 @@ def test_lane_that_goes_dark_while_others_are_awaited(
             lab.blackhole(1, 1)
 
     monkeypatch.setattr(lanes.LaneMaker, "_keep", keep_and_blackhole)
-    for made in meshes(lab.join("10.7.0.1", probe=False)):
+    for made in meshes(lab.join("10.7.0.1", probe=False, recovery="off")):
         assert {lane.rail for lane in made.lanes} == {0}
         made.close()
     assert sum("rail 1 (eth1)" in record.getMessage() for record in caplog.records) == 6
