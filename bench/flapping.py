@@ -4,7 +4,7 @@
 
 Two hosts train with DDP (trials/failover_rank.py). At any time at most one port is broken, by one
 of failover.py's faults. The second run takes as many steps from the same start, undisturbed: after
-each step both ranks must have had the same loss and weights in both runs, bit for bit. Needs what
+each step each rank must have had the same loss and weights in both runs, bit for bit. Needs what
 failover.py needs.
 """
 
@@ -37,9 +37,13 @@ class Training(Drill):
         """Whether each rank has taken so many steps."""
         return all(len(rank.steps) >= steps for rank in self.ranks)
 
-    def flap(self, seconds: float, chance: random.Random) -> int:
-        """Breaks ports and mends them for so long; returns how often."""
-        faults, until = 0, time.monotonic() + seconds
+    def made(self) -> int:
+        """How many connections have been made anew."""
+        return sum(number - 1 for rank in self.ranks for *_, number, _ in rank.lanes()) // 2
+
+    def flap(self, seconds: float, chance: random.Random) -> list[int]:
+        """Breaks ports and mends them for so long; returns the connections that each fault cost."""
+        cost, until = list[int](), time.monotonic() + seconds
         self.wait(self.is_whole, "all lanes")
         while time.monotonic() < until:
             host, nic = chance.randrange(2), chance.randrange(2)
@@ -48,10 +52,11 @@ class Training(Drill):
             befall(self.lab, fault, place, self.mbit)
             self.pump(lambda: False, chance.uniform(0.0, _LONGEST_S))
             mend(self.lab, Place(-1, nic) if fault == "switch" else place)
-            faults += 1
+            mended = time.monotonic()
             self.pump(lambda: False, chance.uniform(0.0, _LONGEST_S))
-            self.wait(self.is_whole, f"all lanes after {fault}")
-        return faults
+            self.wait(lambda: self.is_whole(mended + 0.1), f"all lanes after {fault}")
+            cost.append(self.made() - sum(cost))
+        return cost
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,8 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         with Training() as hurt:
-            faults = hurt.flap(60 * options.minutes, random.Random(options.seed))
-            made = sum(number - 1 for rank in hurt.ranks for *_, number, _ in rank.lanes())
+            cost = hurt.flap(60 * options.minutes, random.Random(options.seed))
             found = hurt.results()
         steps = min(map(len, found))
         with Training() as quiet:
@@ -76,15 +80,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             expected = quiet.results()
     except (FailedError, NetLabError, TimeoutError) as error:
         print(f"flapping: {error}", file=sys.stderr)
-        return 1
+        return 1 if isinstance(error, FailedError) else 2
     wrong = [
         step
         for step in range(steps)
         if any(ours[step] != theirs[step] for ours, theirs in zip(found, expected, strict=True))
     ]
-    print(f"{steps} steps, {faults} faults, {made // 2} connections made anew")
+    hits = sum(map(bool, cost))
+    print(
+        f"{steps} steps, {hits} faults that cost {sum(cost)} connections, {len(cost) - hits} none"
+    )
     print(f"step {wrong[0]} differs" if wrong else "loss and weights equal after every step")
-    return int(bool(wrong))
+    return int(bool(wrong) or hits == 0)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from ringcomm import Config
 from ringcomm.bootstrap import status
 from ringcomm.bootstrap.keeper import Losses, Pace
 from ringcomm.bootstrap.lanes import LaneId
+from ringcomm.bootstrap.loop import READ, Loop
 from ringcomm.communicator import Communicator
 from ringcomm.tools import jobs
 
@@ -165,3 +166,23 @@ def test_a_running_job_is_shown(
 def test_off_nothing_is_kept() -> None:
     with World(2, rails=2, bring_up="tcp", config=Config(recovery="off")) as world:
         assert [comm._keeper for comm in world.comms] == [None, None]
+
+
+def test_what_the_program_has_closed_is_not_closed_again(tmp_path: Path) -> None:
+    """Its number may be another file's: that of a watched socket, and that of the loop."""
+    loop, (ours, theirs) = Loop(), socket.socketpair()
+    loop.watch(ours, READ, lambda: None)
+    numbers = [ours.fileno(), loop.fileno()]
+    file = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
+    for number in numbers:
+        os.dup2(file, number)
+    loop.disown_closed()
+    loop.forget(ours)
+    ours.close()
+    loop.close()
+    del loop
+    for number in numbers:
+        assert os.path.samestat(os.fstat(number), os.fstat(file))
+        os.close(number)
+    os.close(file)
+    theirs.close()

@@ -7,7 +7,7 @@
  *   silent   nothing came on the lane while something came on others
  *   stuck    something is in flight on it, and no acknowledgement moved meanwhile: what is sent
  *            does not get through, though what the peer sends may
- *   crawls   what is in flight is acknowledged so slowly that another lane would carry it sooner by
+ *   crawls   of what was in flight so little was acknowledged that another lane would be faster by
  *            far. No error; but a lane that can be given up is, and made anew
  *   cut      the kernel says that its port here is lost (port_watch.c)
  *
@@ -26,7 +26,7 @@ enum {
     /* A lane is dark after this time at the earliest. TCP sends a lost packet again after 0.2, 0.6
      * and 1.4 s: a lane that loses three in a row is congested. */
     LEAST_DARK_MS = 1500,
-    CRAWL_MS = 300, /* for which a lane crawls until it is given up; and what that is to save */
+    CRAWL_MS = 300, /* for which a lane is slow until it is given up; and what that is to save */
     DOUBT_BEATS = 3 /* heartbeats that a lane misses before it is in doubt */
 };
 
@@ -132,56 +132,32 @@ void comm_check_closed(rc_comm *c)
 
 /* ---- how lanes fare ---- */
 
-/* Returns the time (ns) in which one of the link's other lanes would carry so many bytes, too, at
- * the rate that its peer has measured, or that it has had here at least. */
-static double time_beside(const lane *l, double bytes)
-{
-    const peer_link *ln = l->link;
-    double least = HUGE_VAL;
-    for (int i = 0; i < ln->lane_count; i++) {
-        const lane *other = ln->lanes[i];
-        double rate = other->rate > other->health.pace ? other->rate : other->health.pace;
-        if (other == l || !comm_monitors_lane(other) || !lane_takes(other) || rate == 0.0)
-            continue;
-        double time = (bytes + (double)lane_unacked(other)) / rate;
-        least = time < least ? time : least;
-    }
-    return least;
-}
-
-/* Returns 1 if what is in flight would be there sooner by far by another lane, though sent anew. */
-static int is_crawling(const lane *l)
-{
-    enum { GAIN = 2 };
-    double left = (double)lane_unacked(l), pace = l->health.pace;
-    return pace > 0.0 && left / pace > CRAWL_MS * (double)CLOCK_MS &&
-           left / pace > CRAWL_MS * (double)CLOCK_MS + GAIN * time_beside(l, left);
-}
-
-/* Notes for how long a lane crawls. lived: the time since the last check in which the peer lived.
- */
-static void look_if_it_crawls(lane *l, int in_flight, uint64_t lived, uint64_t now)
+/* Measures the pace at which what is in flight is acknowledged, from one check to another, at least
+ * CRAWL_MS later. It is known only if less than what was in flight at first was acknowledged: else
+ * there may just have been nothing to send. */
+static void measure_pace(lane *l, uint64_t acked, int in_flight, uint64_t now)
 {
     lane_health *h = &l->health;
-    if (!in_flight || !is_crawling(l))
-        h->crawls_since = 0;
-    else if (h->crawls_since == 0)
-        h->crawls_since = now;
-    uint64_t crawled = h->crawled + lived, most = now - h->crawls_since;
-    h->crawled = h->crawls_since == 0 ? 0 : crawled < most ? crawled : most;
+    uint64_t time = now - h->paced_since;
+    if (in_flight && h->paced_since != 0 && time < CRAWL_MS * CLOCK_MS)
+        return;
+    int is_known = in_flight && h->paced_since != 0 && acked > h->paced_acked &&
+                   acked - h->paced_acked < h->paced_left;
+    h->pace = is_known ? (double)(acked - h->paced_acked) / (double)time : 0.0;
+    h->paced_since = in_flight ? now : 0;
+    h->paced_acked = acked;
+    h->paced_left = in_flight ? lane_unacked(l) : 0;
 }
 
-/* Notes a lane's progress since the last check, some time ago. lived: the part of that time in
- * which the peer showed that it lives. */
-static void look_at(lane *l, uint64_t lived, uint64_t time, uint64_t now)
+/* Notes a lane's progress since the last check. lived: the part of that time in which the peer
+ * showed that it lives. */
+static void look_at(lane *l, uint64_t lived, uint64_t now)
 {
     lane_health *h = &l->health;
     int in_flight;
     uint64_t acked = lane_acked(l, &in_flight);
-    if (acked > h->acked && time > 0)
-        h->pace = (double)(acked - h->acked) / (double)time;
     if (l->keeps)
-        look_if_it_crawls(l, in_flight, lived, now);
+        measure_pace(l, acked, in_flight, now);
     h->silent = l->last_rx != h->heard ? 0 : h->silent + lived;
     if (!in_flight || acked != h->acked || h->moved == 0)
         h->moved = now;
@@ -210,14 +186,13 @@ static uint64_t last_sign(const peer_link *ln)
 static void look_at_lanes(const rc_comm *c, peer_link *ln, uint64_t now)
 {
     uint64_t most = 2 * c->config.heartbeat_ms * CLOCK_MS;
-    uint64_t sign = last_sign(ln), lived = 0, time = now - ln->looked_at_ns;
-    ln->looked_at_ns = now;
+    uint64_t sign = last_sign(ln), lived = 0;
     if (ln->last_alive_ns != 0 && sign > ln->last_alive_ns)
         lived = sign - ln->last_alive_ns;
     if (ln->last_alive_ns == 0 || lived > most)
         ln->alive_since_ns = sign;
     for (int i = 0; i < ln->lane_count; i++)
-        look_at(ln->lanes[i], lived < most ? lived : most, time, now);
+        look_at(ln->lanes[i], lived < most ? lived : most, now);
     if (sign > ln->last_alive_ns)
         ln->last_alive_ns = sign;
 }
@@ -293,12 +268,41 @@ int comm_may_have_lost(const rc_comm *c, const lane *l)
            now > last + doubt;
 }
 
-/* Gives up a lane that crawls. Made anew it is known to be slow, and gets little. */
+/* Returns the time (ns) in which one of the link's other lanes would carry so many bytes, too. */
+static double time_beside(const lane *l, double bytes)
+{
+    const peer_link *ln = l->link;
+    double least = HUGE_VAL;
+    for (int i = 0; i < ln->lane_count; i++) {
+        const lane *other = ln->lanes[i];
+        int is_well = comm_monitors_lane(other) && lane_takes(other) && other->rate > 0.0 &&
+                      other->health.stuck == 0 && other->health.pace == 0.0;
+        if (other == l || !is_well)
+            continue;
+        double time = (bytes + (double)lane_unacked(other)) / other->rate;
+        least = time < least ? time : least;
+    }
+    return least;
+}
+
+/* Returns 1 if what is in flight would be there sooner by far by another lane, though sent anew. */
+static int is_crawling(const lane *l)
+{
+    enum { GAIN = 2 };
+    double left = (double)lane_unacked(l), least = CRAWL_MS * (double)CLOCK_MS;
+    double time = l->health.pace > 0.0 ? left / l->health.pace : 0.0;
+    return time > least && time > least + GAIN * time_beside(l, left);
+}
+
+/* Gives up a lane that crawls. Made anew it is known to be slow, and gets little, but enough to
+ * find out when it is not any more. */
 static void give_up_crawling(rc_comm *c, lane *l)
 {
+    enum { MOST_SLOWER = 50 };
     char name[LANE_NAME_BYTES], amount[16];
     rc_error why;
-    l->rate = l->health.pace;
+    double pace = l->health.pace, least = l->rate / MOST_SLOWER;
+    l->rate = pace > least ? pace : least;
     error_clear(&why);
     error_set(&why, RC_PEER_LOST, "%s is slow: %s on their way there go by another lane",
               comm_name_lane(c, l, name, sizeof name), bytes_text(lane_unacked(l), amount));
@@ -314,7 +318,7 @@ static void judge_lane(rc_comm *c, lane *l, uint64_t now)
     rc_error why;
     if (!comm_monitors_lane(l))
         return;
-    if (h->crawled > CRAWL_MS * CLOCK_MS && comm_can_give_up(l) && comm_has_another(l)) {
+    if (is_crawling(l) && comm_can_give_up(l) && comm_has_another(l)) {
         give_up_crawling(c, l);
         return;
     }
@@ -348,17 +352,12 @@ static void judge_lanes(rc_comm *c, const peer_link *ln, uint64_t now)
 
 /* ---- how peers fare ---- */
 
-/* Returns 1 if a lane is stuck or crawls, which is judged by signs of life on the others. */
-static int is_in_doubt(const lane *l)
-{
-    const lane_health *h = &l->health;
-    return l->keeps && comm_monitors_lane(l) && (h->stuck > 0 || h->crawls_since != 0);
-}
-
+/* Returns 1 if a lane of the link is stuck, which is judged by signs of life on the others. */
 static int wants_signs(const peer_link *ln)
 {
     for (int i = 0; i < ln->lane_count; i++)
-        if (is_in_doubt(ln->lanes[i]))
+        if (ln->lanes[i]->keeps && comm_monitors_lane(ln->lanes[i]) &&
+            ln->lanes[i]->health.stuck > 0)
             return 1;
     return 0;
 }

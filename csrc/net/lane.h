@@ -72,19 +72,19 @@ typedef struct lane_path {
 
 /* Health of a lane, as its communicator judges it (comm/lanes.c). Times in ns. */
 typedef struct lane_health {
-    uint64_t heard;              /* last_rx when it was looked at last */
-    uint64_t silent;             /* time without arrivals while the peer lived */
-    uint64_t stuck;              /* time in which nothing in flight was acknowledged */
-    double pace;                 /* bytes per ns that were acknowledged lately; 0: unknown */
-    uint64_t crawls_since;       /* since when another lane would be faster by far; or 0 */
-    uint64_t crawled;            /* time of that in which the peer lived */
-    uint64_t moved;              /* when something was, or nothing was in flight */
-    uint64_t acked;              /* bytes acknowledged */
-    uint64_t marks[2], times[2]; /* earlier values of acked and when; the older first */
-    port_state port;             /* state of the port here */
-    int no_address;              /* the port has lost the lane's address */
-    uint64_t port_lost;          /* since when the port or the address is lost; 0: neither */
-    int lost;                    /* given up: nothing it has sent is waited for */
+    uint64_t heard;       /* last_rx when it was looked at last */
+    uint64_t silent;      /* time without arrivals while the peer lived */
+    uint64_t stuck;       /* time in which nothing in flight was acknowledged */
+    uint64_t moved;       /* when something was, or nothing was in flight */
+    uint64_t acked;       /* bytes acknowledged */
+    uint64_t paced_since; /* when the pace began to be measured; 0: nothing is in flight */
+    uint64_t paced_acked, paced_left; /* acked then, and what was in flight */
+    double pace;                      /* bytes per ns, of a lane that does not keep up; or 0 */
+    uint64_t marks[2], times[2];      /* earlier values of acked and when; the older first */
+    port_state port;                  /* state of the port here */
+    int no_address;                   /* the port has lost the lane's address */
+    uint64_t port_lost;               /* since when the port or the address is lost; 0: neither */
+    int lost;                         /* given up: nothing it has sent is waited for */
 } lane_health;
 
 struct lane {

@@ -68,7 +68,6 @@ typedef struct peer_link {
 
     tag_table numbers;       /* of sends and receives to and from this peer; under the inbox lock */
     uint64_t last_alive_ns;  /* of the last sign of life seen (comm/lanes.c) */
-    uint64_t looked_at_ns;   /* when its lanes were looked at last */
     uint64_t alive_since_ns; /* since when signs of life came without a long pause */
     int is_told;             /* it has this rank's goodbye or abort: nothing follows */
     int goodbyes;            /* lanes on which the peer said goodbye */

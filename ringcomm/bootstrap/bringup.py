@@ -11,14 +11,14 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ..config import Config
 from ..errors import ConfigError
 from . import commit, netlink, port_warnings, probe
 from .dialer import Target
 from .handshake_params import Key, job_hash
-from .interfaces import Interface, choose, is_loopback, list_interfaces
+from .interfaces import Interface, addresses_by_name, choose, is_loopback
 from .keeper import Keeping
 from .lanes import LaneId, LaneMaker, Plan
 from .launch import Identity
@@ -395,7 +395,7 @@ class Bringup:
     def _keeping(self, agreed: Sequence[LaneId], late: Sequence[LaneId]) -> Keeping:
         assert self._maker is not None
         plan = self._maker.hand_over([*agreed, *late])
-        return Keeping(plan, self._keep_on_port, self._address_now, frozenset(late))
+        return Keeping(plan, self._keep_on_port, self._addresses_now, frozenset(late))
 
     def _stand_in(self, lane: LaneId, made: Sequence[commit.Made]) -> LaneSocket:
         """Returns a lane that could not be made, with a socket whose other end is closed: the core
@@ -421,20 +421,28 @@ class Bringup:
             pairing = next(p for p in self._pairings[lane.peer] if p.rail == lane.rail)
             keep_on_port(sock, self._interfaces[pairing.ours], self._interfaces)
 
-    def _address_now(self, lane: LaneId) -> str:
+    def _addresses_now(self) -> Callable[[LaneId], str]:
+        present: dict[str, list[Address]] = {}
+        with contextlib.suppress(OSError):
+            present = addresses_by_name()
+        return lambda lane: self._address_now(lane, present)
+
+    def _address_now(self, lane: LaneId, present: Mapping[str, Sequence[Address]]) -> str:
         """Returns the address of a lane's port here. If the port has lost that which the lane was
-        made by: another of the same version, in the peer's network if there is one."""
+        made by: another one in the peer's network; where that was another network, any other."""
         pairing = next(p for p in self._pairings[lane.peer] if p.rail == lane.rail)
         here, there = (end.address for end in self._addresses(lane.peer, pairing))
-        name, alike = self._interfaces[pairing.ours].name, []
-        with contextlib.suppress(OSError):
-            addresses = (i.addresses for i in list_interfaces() if i.name == name)
-            alike = [a for a in next(addresses, ()) if a.version == here.version]
-        if here.ip in (address.ip for address in alike):
-            return str(here.ip)
-        usable = [address for address in alike if not address.is_link_local]
-        near = (address for address in usable if there.ip in address.network)
-        return str(next(near, next(iter(usable), here)).ip)
+        alike = [
+            address
+            for address in present.get(self._interfaces[pairing.ours].name, ())
+            if address.version == here.version and not address.is_link_local
+        ]
+        if here.ip not in (address.ip for address in alike):
+            is_near = there.ip in here.network
+            for address in alike:
+                if there.ip in address.network or not is_near:
+                    return str(address.ip)
+        return str(here.ip)
 
     def _rail_info(self, pairing: Pairing) -> RailInfo:
         port = self._ports[self._rank][pairing.ours]

@@ -7,9 +7,11 @@ that spans hosts unless it was named.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import ipaddress
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
 
 from ..errors import ConfigError
 from . import netlink
@@ -76,12 +78,25 @@ class Interface:
         return f"{self.name} ({self.kind}, {state}{speed}): {where}"
 
 
+def addresses_by_name() -> dict[str, list[Address]]:
+    """Returns the addresses of each network port, by its name. Raises OSError."""
+    found: dict[str, list[Address]] = {}
+    for entry in _present_addresses():
+        with contextlib.suppress(OSError):  # the port has just gone
+            found.setdefault(socket.if_indextoname(entry.index), []).append(entry.address)
+    return found
+
+
+def _present_addresses() -> Iterator[netlink.LinkAddress]:
+    unusable = _IFA_TENTATIVE | _IFA_DADFAILED | _IFA_DEPRECATED
+    return (entry for entry in netlink.addresses() if not entry.flags & unusable)
+
+
 def list_interfaces() -> list[Interface]:
     """Lists all network ports of this network namespace, in the kernel's order."""
     by_link: dict[int, list[netlink.LinkAddress]] = {}
-    for entry in netlink.addresses():
-        if not entry.flags & (_IFA_TENTATIVE | _IFA_DADFAILED | _IFA_DEPRECATED):
-            by_link.setdefault(entry.index, []).append(entry)
+    for entry in _present_addresses():
+        by_link.setdefault(entry.index, []).append(entry)
     return [_interface(link, by_link.get(link.index, [])) for link in netlink.links()]
 
 

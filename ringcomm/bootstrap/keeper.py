@@ -29,8 +29,8 @@ from typing import Any, NamedTuple, Protocol
 from .dialer import Dial
 from .handshake_params import Role
 from .lanes import LaneId, Plan
-from .loop import READ, Loop
-from .sockets import keep_alive, tune
+from .loop import READ, Loop, inode
+from .sockets import is_link_local, keep_alive, tune
 from .status import StatusSocket
 
 _LOOK_EVERY = 0.25
@@ -110,8 +110,9 @@ class Keeping:
     """The lanes that a link may have, and the listeners, which still listen."""
     finish: Callable[[LaneId, socket.socket], None]
     """Readies a connected socket of a lane as the bring-up did."""
-    address_now: Callable[[LaneId], str]
-    """Returns the address of a lane's port here: another one, if it has lost that of the plan."""
+    addresses_now: Callable[[], Callable[[LaneId], str]]
+    """Looks at the ports here. What it returns tells the address of a lane's port: another one, if
+    it has lost that of the plan."""
     late: frozenset[LaneId] = frozenset()
     """Lanes of the plan that could not be made yet."""
 
@@ -141,6 +142,10 @@ class Pace:
         self._tries[lane] = now, min(2 * rest, _LONGEST_REST)
         return True
 
+    def forget(self, lane: LaneId) -> None:
+        """Has a lane tried at once: its port has another address."""
+        self._tries.pop(lane, None)
+
     def made(self, lane: LaneId, now: float) -> None:
         """Notes that a lane was made anew."""
         self._made[lane] = now
@@ -157,8 +162,8 @@ class LaneKeeper:
     def __init__(self, keeping: Keeping, core: Core) -> None:
         plan = keeping.plan
         self._plan, self._core, self._finish = plan, core, keeping.finish
-        self._address_now = keeping.address_now
-        self._late = set(keeping.late)
+        self._addresses_now = keeping.addresses_now
+        self._unproven = set(keeping.late)  # lanes whose peer may not listen where the plan says
         self._loop = Loop()
         self._dials: dict[LaneId, Dial] = {}
         self._pace = Pace()
@@ -168,12 +173,15 @@ class LaneKeeper:
             self._links.setdefault(lane.peer, set()).add(lane)
         self._is_closing = False
         self._waker, self._woken = socket.socketpair()
+        self._waker_inode = inode(self._waker.fileno())
         self._loop.watch(self._woken, READ, lambda: self._loop.forget(self._woken))
         self._acceptor = plan.accept(
             self._loop,
             Role.LANE_ANEW,
             lambda _lane, _claimed: None,
-            lambda lane, sock: self._meet(_Meeting(self, lane, sock)),
+            lambda lane, sock: self._meet(
+                _Meeting(self, lane, sock, is_proof=self._is_home(lane, sock))
+            ),
         )
         self._status = StatusSocket(self._loop, self._report)
         self._loop.repeat(_LOOK_EVERY, self._look)
@@ -188,7 +196,9 @@ class LaneKeeper:
         try:
             self._core.close()
         finally:
-            self._waker.close()
+            if inode(self._waker.fileno()) == self._waker_inode:
+                self._waker.close()
+            self._waker.detach()
             self._thread.join(_PATIENCE)  # a handler of its log may wait for this thread
 
     @property
@@ -206,6 +216,7 @@ class LaneKeeper:
 
     def _end(self) -> None:
         _live.discard(self)
+        self._loop.disown_closed()
         for dial in self._dials.values():
             dial.stop()
         for meeting in list(self._meetings.values()):
@@ -225,21 +236,27 @@ class LaneKeeper:
         if losses is None:  # who listened on would be taken for one that works
             self._is_closing = True
             return
-        due = {lane for lane in losses.lost | losses.silent if self._is_due(lane, losses)}
-        due |= {lane for lane in losses.lost - due if self._has_moved(lane)}
-        for lane in self._dials.keys() - due:
-            self._dials.pop(lane).stop()
+        wanted = losses.lost | losses.silent
+        address = self._addresses_now() if wanted else None
+        sources = {lane: address(lane) for lane in wanted if address is not None}
+        due = {lane for lane in wanted if self._is_due(lane, losses, sources[lane])}
+        for lane, dial in list(self._dials.items()):
+            if lane not in due or dial.target.source != sources[lane]:
+                self._dials.pop(lane).stop()
+                self._pace.forget(lane)
         for lane in due - self._meetings.keys():
             if lane not in self._dials or self._dials[lane].is_over:
-                self._dial(lane, is_alone=self._links[lane.peer] <= due)
+                self._dial(lane, sources[lane], is_alone=self._links[lane.peer] <= due)
         for peer in {lane.peer for lane in losses.lost}:
             if self._is_deaf(peer):
                 self._core.lose_peer(peer)
 
     def _is_deaf(self, peer: int) -> bool:
         """True if a peer's host refuses our connections. A port that is dark tells nothing, nor
-        one by which none was ever accepted."""
-        lanes = (self._links[peer] & self._dials.keys()) - self._late
+        an address that may not be the peer's, or not any more."""
+        if self._links[peer] & self._meetings.keys():
+            return False
+        lanes = (self._links[peer] & self._dials.keys()) - self._unproven
         dials = [(lane, self._dials[lane]) for lane in lanes]
         if any(dial.shaking or dial.is_over for _, dial in dials):
             return False
@@ -249,18 +266,27 @@ class LaneKeeper:
             for lane, dial in dials
         )
 
-    def _is_due(self, lane: LaneId, losses: Losses) -> bool:
+    def _is_due(self, lane: LaneId, losses: Losses, source: str) -> bool:
         """True if this rank dials the lane, or has to find out whether its peer still listens."""
-        return lane not in self._plan.expected or self._links[lane.peer] <= losses.lost
+        if lane not in self._plan.expected or self._links[lane.peer] <= losses.lost:
+            return True
+        return lane in losses.lost and self._has_moved(lane, source)
 
-    def _has_moved(self, lane: LaneId) -> bool:
+    def _has_moved(self, lane: LaneId, source: str) -> bool:
         """True if the peer cannot dial a lane any more, as its port here has another address."""
-        return self._address_now(lane) != self._plan.targets[lane].source
+        return source != self._plan.targets[lane].source
 
-    def _dial(self, lane: LaneId, is_alone: bool) -> None:
+    def _is_home(self, lane: LaneId, sock: socket.socket) -> bool:
+        """True if a connection comes from where the peer listens."""
+        try:
+            return is_link_local(sock) or sock.getpeername()[0] == self._plan.targets[lane].address
+        except OSError:
+            return False
+
+    def _dial(self, lane: LaneId, source: str, is_alone: bool) -> None:
         if not self._pace.begin(lane, time.monotonic(), is_alone):
             return
-        if lane in self._plan.expected and not self._has_moved(lane):
+        if lane in self._plan.expected and not self._has_moved(lane, source):
             self._dials[lane] = self._plan.knock(self._loop, lane)
         else:
             self._dials[lane] = self._plan.dial(
@@ -268,13 +294,15 @@ class LaneKeeper:
                 Role.LANE_ANEW,
                 lane,
                 lambda sock: self._reach(lane, sock),
-                self._address_now(lane),
+                source,
             )
 
     def _reach(self, lane: LaneId, sock: socket.socket) -> None:
         """Goes on with a connection that this rank has dialled."""
         losses = self._core.losses()
         is_wanted = losses is not None and lane in losses.lost | losses.silent
+        if lane in self._meetings and lane in self._plan.expected:
+            is_wanted = False  # of two at once the higher rank's counts
         ours = self._core.drop(lane) if is_wanted else None
         if ours is None:  # it is well again
             sock.close()
@@ -312,6 +340,8 @@ class _Meeting:
     sock: socket.socket
     ours: Mark | None = None
     """None: this rank has accepted it."""
+    is_proof: bool = True
+    """It shows that the peer is where the plan says."""
     got: bytes = b""
 
     def begin(self) -> None:
@@ -355,7 +385,7 @@ class _Meeting:
         keeper._finish(self.lane, self.sock)
         if keeper._core.renew(self.lane, self.sock.detach(), ours, theirs):
             keeper._pace.made(self.lane, time.monotonic())
-            keeper._late.discard(self.lane)
+            (keeper._unproven.discard if self.is_proof else keeper._unproven.add)(self.lane)
 
     def _leave(self) -> None:
         self._timer.cancel()

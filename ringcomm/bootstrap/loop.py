@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import os
 import selectors
 import socket
 import time
 from collections.abc import Callable
 from typing import Protocol
+
+_unclosed: list[selectors.EpollSelector] = []
+"""Those whose descriptors are other files' now; else they would be closed with their objects."""
 
 LOOK_EVERY = 0.05
 """Seconds between two checks of a state that no descriptor reports."""
@@ -22,6 +26,14 @@ READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
 
 Callback = Callable[[], None]
+
+
+def inode(descriptor: int) -> int:
+    """Returns the inode of what a descriptor is; 0 if it is closed."""
+    try:
+        return os.fstat(descriptor).st_ino
+    except OSError:
+        return 0
 
 
 class Watched(Protocol):
@@ -47,7 +59,9 @@ class Loop:
     """Watches sockets and runs timers while run() is called."""
 
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.EpollSelector()
+        self._inode = inode(self._selector.fileno())
+        self._inodes: dict[int, int] = {}
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
 
@@ -62,6 +76,7 @@ class Loop:
             self._selector.modify(sock, events, callback)
         else:
             self._selector.register(sock, events, callback)
+            self._inodes[sock.fileno()] = inode(sock.fileno())
 
     def forget(self, sock: Watched) -> None:
         """Stops watching sock, if it was watched. Call it before closing the socket."""
@@ -105,10 +120,21 @@ class Loop:
                 key.fileobj.close()
         self.close()
 
+    def disown_closed(self) -> None:
+        """Detaches watched sockets whose descriptors another part of the program has closed: by now
+        the numbers may be those of its own files."""
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket) and inode(key.fd) != self._inodes[key.fd]:
+                self._selector.unregister(key.fileobj)
+                key.fileobj.detach()
+
     def close(self) -> None:
         """Forgets all sockets and timers."""
         self._timers.clear()
-        self._selector.close()
+        if inode(self._selector.fileno()) == self._inode:
+            self._selector.close()
+        else:  # the number is another file's
+            _unclosed.append(self._selector)
 
     def _turn(self, patience: float) -> None:
         for key, _ in self._selector.select(patience):

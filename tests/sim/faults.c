@@ -157,6 +157,8 @@ static void suspect(world *w, const fault *f)
 static void bring_fault(world *w, fault *f)
 {
     f->lane %= os_lanes();
+    if (f->event != 0 && f->kind != FAULT_KILL) /* in a journey: of a link, then one of its two */
+        f->lane = w->links[f->lane / 2 % w->link_count].lanes[f->lane % 2];
     if (f->event == 0 || f->kind != FAULT_KILL)
         f->process = os_lane_rank(f->lane, f->end);
     os_trace(-1, "fault %s lane %d end %d process %d", fault_names[f->kind], f->lane, f->end,

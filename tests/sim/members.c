@@ -1,4 +1,5 @@
 /* members.c - communicators, from bring-up to their end. See state.h. */
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -15,11 +16,13 @@ static void join_ranks(world *w, group *g, int a, int b)
 {
     sim_link *ln = &w->links[w->link_count++];
     *ln = (sim_link){.group = g, .a = a, .b = b, .count = g->is->rails * g->is->lanes};
+    int is_probed = pick(w, 2) == 0;
     for (int lane = 0; lane < g->is->rails * g->is->lanes; lane++) {
         int fds[2], rail = lane / g->is->lanes;
         ln->lanes[lane] = os_lane(g->is->process[a], g->is->process[b], &g->is->wire[rail], fds);
-        check(w, rc_comm_add_lane(g->members[a].comm, b, rail, fds[0], 0.0), "add_lane");
-        check(w, rc_comm_add_lane(g->members[b].comm, a, rail, fds[1], 0.0), "add_lane");
+        double rate = is_probed ? 1e9 / g->is->wire[rail].ns_per_byte : 0.0;
+        check(w, rc_comm_add_lane(g->members[a].comm, b, rail, fds[0], rate), "add_lane");
+        check(w, rc_comm_add_lane(g->members[b].comm, a, rail, fds[1], rate), "add_lane");
     }
 }
 
@@ -159,6 +162,15 @@ static void lose_the_dead(world *w, const group *g, int rank)
             rc_comm_lose_peer(g->members[rank].comm, peer);
 }
 
+/* Checks that no lane is given up without a reason. */
+static void check_loss(world *w, const group *g, int rank, const struct lane *l)
+{
+    int is_broken = l->error.code != RC_OK && strstr(l->error.message, " is slow: ") == NULL;
+    if (l->state == LANE_LOST && is_broken && w->befallen_at == 0 && w->anew == 0)
+        fails(w, "rank %d of group %d gives up a healthy lane: %s", rank, number_of(w, g),
+              l->error.message);
+}
+
 /* The higher rank dials. */
 void renew_lanes(world *w, group *g, int rank)
 {
@@ -174,6 +186,7 @@ void renew_lanes(world *w, group *g, int rank)
             const struct lane *l = g->members[rank].comm->env.links[ln->a]->lanes[lane];
             const struct lane *far =
                 is_there(g, ln->a) ? g->members[ln->a].comm->env.links[rank]->lanes[lane] : l;
+            check_loss(w, g, rank, l);
             int is_well = l->state != LANE_LOST && far->state != LANE_LOST;
             if (!is_well || (w->anew < MOST_ANEW && !has_told(l) && !has_told(far) &&
                              pick(w, TURNS_WELL) == 0 && w->anew++ < MOST_ANEW))

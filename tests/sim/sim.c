@@ -116,6 +116,8 @@ static uint64_t count_faults(const trip *t)
     uint64_t count = 0;
     for (int i = 0; job_journey_name(i) != NULL; i++) {
         journey_events[i] = run_journey(t, i, 0, 0, NULL);
+        if (journey_events[i] == 0)
+            exit(1); /* it fails without a fault */
         count += journey_events[i] * (uint64_t)t->ways;
     }
     return count;
