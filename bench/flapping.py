@@ -11,6 +11,7 @@ failover.py needs.
 from __future__ import annotations
 
 import argparse
+import functools
 import random
 import sys
 import time
@@ -54,7 +55,8 @@ class Training(Drill):
             mend(self.lab, Place(-1, nic) if fault == "switch" else place)
             mended = time.monotonic()
             self.pump(lambda: False, chance.uniform(0.0, _LONGEST_S))
-            self.wait(lambda: self.is_whole(mended + 0.1), f"all lanes after {fault}")
+            whole = functools.partial(self.is_whole, mended + 0.1)
+            self.wait(whole, f"all lanes after {fault}")
             cost.append(self.made() - sum(cost))
         return cost
 
@@ -87,9 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if any(ours[step] != theirs[step] for ours, theirs in zip(found, expected, strict=True))
     ]
     hits = sum(map(bool, cost))
-    print(
-        f"{steps} steps, {hits} faults that cost {sum(cost)} connections, {len(cost) - hits} none"
-    )
+    vain = len(cost) - hits
+    print(f"{steps} steps; {hits} faults cost {sum(cost)} connections, {vain} none")
     print(f"step {wrong[0]} differs" if wrong else "loss and weights equal after every step")
     return int(bool(wrong) or hits == 0)
 

@@ -7,7 +7,7 @@
 Needs root (netlab). A rank on each host takes round after round, a sum of 0.5 MB over a port of 1
 Gbit/s, without a pause in between, so a fault comes in mid-round. One host is hurt:
 
-    killed     its process by SIGKILL: its connections end
+    killed     its process by SIGKILL: nobody listens for it any more
     paused     its process by SIGSTOP: its kernel still answers for it
     dark       its port loses all packets, both ways, and says nothing
 

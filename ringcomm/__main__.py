@@ -6,7 +6,7 @@ import sys
 
 _USAGE = """\
 usage: python -m ringcomm            what is installed, what this machine offers, and the settings
-       python -m ringcomm jobs       the lanes of your jobs on this host that have recovery on
+       python -m ringcomm jobs       the lanes of your jobs on this host, if they use others, too
        python -m ringcomm keygen F   make a job secret in file F
        python -m ringcomm.train      the reference trainer (--help for its options)
        python -m ringcomm --version  the version alone

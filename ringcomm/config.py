@@ -177,14 +177,14 @@ class Config:
     """Seconds between signs of life on a silent lane. Same on all ranks."""
 
     peer_timeout: float = 10.0
-    """Seconds without any sign of life after which a peer is lost, or a lane whose peer lives. Same
-    on all ranks."""
+    """Seconds without any sign of life after which a peer is lost; without `recovery` also a lane
+    whose peer lives. Same on all ranks."""
 
     recovery: Recovery = "on"
-    """on: a lane between hosts that is lost ends nothing. It is made anew, and what it had on its
-    way goes by another one to the same rank, or waits for it. A rank to which no lane is left is
+    """on: in a job of several hosts a lost lane ends nothing. It is made anew, and what it had on
+    its way goes by another one to the same rank, or waits for it. A rank to which no lane is left is
     lost after `peer_timeout`, or within 3 s if its host says that nobody listens for it any more.
-    off: a lost lane ends the communicator. In a job of one host it does, too. Same on all ranks."""
+    off: a lost lane ends the communicator, as it does in a job of one host. Same on all ranks."""
 
     algorithm: Algorithm = "auto"
     """Algorithm of all-reduces: ring, direct, one_shot, doubling or halving; auto: the cost model

@@ -81,7 +81,7 @@ class MismatchError(RingcommError):
 
 
 class PeerLostError(RingcommError, ConnectionError):
-    """A peer died, left or stopped answering; or a network port between two ranks failed: then rail
+    """A peer died, left or stopped answering; or the last port between two ranks failed: then rail
     and lane name it, and rank is one of the two, the one at fault if that is known."""
 
 
@@ -98,7 +98,7 @@ class DeviceError(RingcommError):
 
 
 class ProtocolError(RingcommError):
-    """A peer sent bytes that no correct peer sends, or a frame arrived damaged."""
+    """A peer sent bytes that no correct peer sends, or frames arrived damaged time and again."""
 
 
 def did_you_mean(given: object, known: Iterable[str], prefix: str = "") -> str:

@@ -21,7 +21,7 @@ def main() -> int:
         print(f"jobs cannot be found here: {error}", file=sys.stderr)
         return 2
     if not reports:
-        print('no job with recovery="on" of this user answers on this host, or in this container')
+        print("no job of this user answers here; those of one host, or without recovery, do not")
         return 1
     for report in reports:
         rank, lanes = f"rank {report['rank']} of {report['world_size']}", report["lanes"]
