@@ -240,8 +240,10 @@ class LaneKeeper:
         address = self._addresses_now() if wanted else None
         sources = {lane: address(lane) for lane in wanted if address is not None}
         due = {lane for lane in wanted if self._is_due(lane, losses, sources[lane])}
+        for lane in self._dials.keys() - due:
+            self._dials.pop(lane).stop()
         for lane, dial in list(self._dials.items()):
-            if lane not in due or dial.target.source != sources[lane]:
+            if dial.target.source != sources[lane]:
                 self._dials.pop(lane).stop()
                 self._pace.forget(lane)
         for lane in due - self._meetings.keys():
