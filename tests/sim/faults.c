@@ -1,9 +1,13 @@
 /* faults.c - the faults of a job, and the errors that may follow from them. See state.h. */
+#include <math.h>
 #include <string.h>
 
 #include "state.h"
 
-enum { LATE_MS = 2000 /* after what the silence of a peer takes to end it: docs/RELIABILITY.md */ };
+enum {
+    MOST_CRAWL_MS = 3000, /* in which a lane that crawls carries what its socket takes */
+    LATE_MS = 2000 /* after what the silence of a peer takes to end it: docs/RELIABILITY.md */
+};
 
 static const char *const fault_names[FAULT_KINDS] = {
     [FAULT_PAUSE] = "pause",    [FAULT_SLOW] = "slow", [FAULT_NAP] = "nap",
@@ -69,8 +73,11 @@ static void slow_down(world *w, const fault *f)
                     hurt_lanes(ln) - (ln->hurt[at] != 0) < ln->count - 1;
     double factor = 1.0 + (double)pick(w, 4);
     if (may_crawl && pick(w, 2) == 0) {
+        const os_wire *wire = &ln->group->is->wire[at / ln->group->is->lanes];
+        double most = MOST_CRAWL_MS * MS / (wire->ns_per_byte * wire->send_buffer);
         ln->hurt[at] |= 1U << RC_PEER_LOST;
-        factor = 20.0 + (double)pick(w, 80);
+        w->crawls = 1;
+        factor += fmin(most, 20.0 + (double)pick(w, 80));
     }
     os_slow_down(f->lane, factor);
 }

@@ -7,6 +7,7 @@
 
 enum {
     LEAVE_MS = 3000,
+    LEAVE_LONG_MS = 15000, /* where a lane crawls */
     /* How many lanes of a job are made anew that are well, each after so many turns. */
     MOST_ANEW = 10,
     TURNS_WELL = 40
@@ -258,7 +259,7 @@ void leave(world *w, group *g, int rank)
     int is_over = m->in_flight == 0 && (m->next == g->is->calls || failed);
     if (m->state == WORKS && is_over && !stays) {
         m->state = LEAVES;
-        m->leave_until = os_now() + LEAVE_MS * MS;
+        m->leave_until = os_now() + (w->crawls ? LEAVE_LONG_MS : LEAVE_MS) * MS;
         os_trace(process, "leaves group %d", number_of(w, g));
     }
     if (m->state != LEAVES)

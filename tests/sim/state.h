@@ -62,11 +62,11 @@ typedef struct world {
     handover late[MOST_LATE];
     uint64_t calls_at[OS_MOST_RANKS]; /* its next call, at the earliest; by process, as the next */
     uint64_t due[OS_MOST_RANKS];      /* when its program wants a turn */
-    int turn, failed;
-    unsigned suspects, confused; /* processes that may be blamed; that may blame anyone */
-    unsigned codes;              /* bits of the results with which calls may fail */
-    uint64_t befallen_at;        /* when the last fault came, or the last rank went */
-    uint64_t bound;              /* ns that everything may take once there are no more faults */
+    int turn, failed, crawls;         /* 1: a goodbye may take long */
+    unsigned suspects, confused;      /* processes that may be blamed; that may blame anyone */
+    unsigned codes;                   /* bits of the results with which calls may fail */
+    uint64_t befallen_at;             /* when the last fault came, or the last rank went */
+    uint64_t bound; /* ns that everything may take once there are no more faults */
     rc_engine *engines[OS_MOST_RANKS];
     group group[JOB_MOST_GROUPS];
 } world;
