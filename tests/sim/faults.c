@@ -6,7 +6,8 @@
 
 enum {
     MOST_CRAWL_MS = 3000, /* in which a lane that crawls carries what its socket takes */
-    LATE_MS = 2000 /* after what the silence of a peer takes to end it: docs/RELIABILITY.md */
+    LATE_MS = 2000 /* after what the silence of a peer takes to end it, which begins when its wires
+                       are empty (draw_wire): docs/RELIABILITY.md */
 };
 
 static const char *const fault_names[FAULT_KINDS] = {
@@ -112,13 +113,22 @@ static unsigned code_of(const fault *f)
                                            : RC_PEER_LOST);
 }
 
+/* Returns 1 if an end has said goodbye, or is gone: what was on its way then does not come again.
+ */
+static int has_left(const sim_link *ln)
+{
+    const member *a = &ln->group->members[ln->a], *b = &ln->group->members[ln->b];
+    return a->comm == NULL || b->comm == NULL || a->comm->env.links[ln->b]->is_told ||
+           b->comm->env.links[ln->a]->is_told;
+}
+
 /* Notes the fault of a lane in its link. Returns 1 if others of it carry on, or it is made anew:
  * then only silence on all lanes ends a communicator. No lane of a process that is stopped or cut
  * off is made anew (renew_lane). */
 static int hurts_no_more(world *w, sim_link *ln, int at, const fault *f)
 {
     unsigned ends = 1U << os_lane_rank(f->lane, 0) | 1U << os_lane_rank(f->lane, 1);
-    int is_made_anew = f->kind != FAULT_DARK_ONE && f->kind != FAULT_DARK_BOTH &&
+    int is_made_anew = !has_left(ln) && f->kind != FAULT_DARK_ONE && f->kind != FAULT_DARK_BOTH &&
                        f->kind != FAULT_CLOSE && !(w->confused & ends);
     unsigned codes = code_of(f);
     if (!ln->group->is->config.recovers)
@@ -216,7 +226,7 @@ static void check_error(world *w, const group *g, const rc_error *error, int ran
         fails(w, "rank %d blames rank %d: %s", rank, error->rank, error->message);
     else if (error->rank == rank && error->lane >= 0 && error->code != RC_SYSTEM)
         fails(w, "rank %d blames itself for a lane: %s", rank, error->message);
-    else if (os_now() > w->befallen_at + w->bound / 2 + LATE_MS * MS)
+    else if (os_now() > w->befallen_at + w->bound / 2 + w->bound / 20 + LATE_MS * MS)
         fails(w, "rank %d hears late of the fault: %s", rank, error->message);
 }
 
