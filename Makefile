@@ -22,7 +22,7 @@ help:
 	@echo "make test      the whole test suite, linters and sanitizers included"
 	@echo "make test-c    the C unit tests alone; asan, ubsan, tsan: under that sanitizer"
 	@echo "make sim       the C core on a simulated system, under SEEDS=1000 seeds from FIRST=1 on; and"
-	@echo "               journeys in which a rank is killed at every event"
+	@echo "               journeys in which ranks are killed and lanes die at every event (EVERY=1: each one)"
 	@echo "make test-torch  PyTorch's own distributed tests on backend ringcomm, beside gloo (20 to 40 minutes)"
 	@echo "make torch-matrix  the torch tests on several releases of PyTorch (an hour each, and its download)"
 	@echo "make mutants   plants known faults one by one, each of which the tests must find (15 minutes)"
@@ -70,7 +70,7 @@ test-c:
 SEEDS ?= 1000
 FIRST ?= 1
 sim:
-	@$(MAKE) --no-print-directory -C tests/c SANITIZER=address,undefined SEEDS=$(SEEDS) FIRST=$(FIRST) simulate kills
+	@$(MAKE) --no-print-directory -C tests/c SANITIZER=address,undefined SEEDS=$(SEEDS) FIRST=$(FIRST) simulate kills deaths
 
 test-torch: $(VENV)/.test
 	@$(BIN)/python tests/torch_suite.py compare --world 2 --world 3 2>test-torch.log \

@@ -14,7 +14,7 @@ from test_c import C_TESTS, require, require_sanitizer
 SANITIZER = "address,undefined"
 SIMULATE = C_TESTS.parents[1] / "build" / "ctest" / SANITIZER.replace(",", "-") / "simulate"
 SEEDS = 1000
-LEAST_KILLS = 2000
+LEAST_KILLS, LEAST_DEATHS = 2000, 300
 
 MAKE = ("flock", str(C_TESTS), "make", "--no-print-directory", "-C", str(C_TESTS))
 simulated = pytest.mark.beside(
@@ -35,13 +35,23 @@ def test_every_seed_is_safe_and_ends(beside: Done) -> None:
     assert beside.output.splitlines()[-1] == f"0 of {SEEDS} seeds failed"
 
 
+def check_counted(done: Done, what: str, least: int) -> None:
+    assert done.code == 0, done.output[-8000:]
+    counted = re.fullmatch(rf"0 of (\d+) {what} failed", done.output.splitlines()[-1])
+    assert counted, done.output[-8000:]
+    assert int(counted[1]) >= least
+
+
 @pytest.mark.slow
 @pytest.mark.beside(*MAKE, f"SANITIZER={SANITIZER}", "kills", lane="c")
 def test_a_rank_may_be_killed_at_every_event(beside: Done) -> None:
-    assert beside.code == 0, beside.output[-8000:]
-    counted = re.fullmatch(r"0 of (\d+) kills failed", beside.output.splitlines()[-1])
-    assert counted, beside.output[-8000:]
-    assert int(counted[1]) >= LEAST_KILLS
+    check_counted(beside, "kills", LEAST_KILLS)
+
+
+@pytest.mark.slow
+@pytest.mark.beside(*MAKE, f"SANITIZER={SANITIZER}", "deaths", lane="c")
+def test_lanes_may_die_at_any_event(beside: Done) -> None:
+    check_counted(beside, "deaths", LEAST_DEATHS)
 
 
 @pytest.mark.slow
