@@ -28,6 +28,7 @@ import random
 import select
 import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -197,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     continue
                 try:
                     row = trial(library, fault, seed)
-                except (NetLabError, TimeoutError) as error:
+                except (NetLabError, OSError, subprocess.CalledProcessError) as error:
                     print(f"failover_peers: {error}", file=sys.stderr)
                     return 2
                 rows.append(row)

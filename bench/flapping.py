@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with Training() as quiet:
             quiet.wait(lambda: quiet.has(steps), "as many steps", 120 * options.minutes)
             expected = quiet.results()
-    except (FailedError, NetLabError, TimeoutError) as error:
+    except (FailedError, NetLabError, OSError, subprocess.CalledProcessError) as error:
         print(f"flapping: {error}", file=sys.stderr)
         return 1 if isinstance(error, FailedError) else 2
     wrong = [

@@ -134,14 +134,15 @@ void comm_check_closed(rc_comm *c)
 
 /* Measures the pace at which what is in flight is acknowledged, from one check to another, at least
  * CRAWL_MS later. It is known only if less than what was in flight at first was acknowledged: else
- * there may just have been nothing to send. */
+ * there may just have been nothing to send; and not of a time in which this process may have slept.
+ */
 static void measure_pace(lane *l, uint64_t acked, int in_flight, uint64_t now)
 {
     lane_health *h = &l->health;
     uint64_t time = now - h->paced_since;
     if (in_flight && h->paced_since != 0 && time < CRAWL_MS * CLOCK_MS)
         return;
-    int is_known = in_flight && h->paced_since != 0 && acked > h->paced_acked &&
+    int is_known = in_flight && time < 3 * CRAWL_MS * CLOCK_MS && acked > h->paced_acked &&
                    acked - h->paced_acked < h->paced_left;
     h->pace = is_known ? (double)(acked - h->paced_acked) / (double)time : 0.0;
     h->paced_since = in_flight ? now : 0;
@@ -285,13 +286,15 @@ static double time_beside(const lane *l, double bytes)
     return least;
 }
 
-/* Returns 1 if what is in flight would be there sooner by far by another lane, though sent anew. */
-static int is_crawling(const lane *l)
+/* Returns 1 if what is in flight would be there sooner by far by another lane, though sent anew, by
+ * a pace that has just been measured. */
+static int is_crawling(const lane *l, uint64_t now)
 {
     enum { GAIN = 2 };
     double left = (double)lane_unacked(l), least = CRAWL_MS * (double)CLOCK_MS;
     double time = l->health.pace > 0.0 ? left / l->health.pace : 0.0;
-    return time > least && time > least + GAIN * time_beside(l, left);
+    int is_moving = l->health.paced_since == now && l->health.stuck == 0;
+    return is_moving && time > least && time > least + GAIN * time_beside(l, left);
 }
 
 /* Gives up a lane that crawls. Made anew it is known to be slow, and gets little, but enough to
@@ -318,7 +321,7 @@ static void judge_lane(rc_comm *c, lane *l, uint64_t now)
     rc_error why;
     if (!comm_monitors_lane(l))
         return;
-    if (is_crawling(l) && comm_can_give_up(l) && comm_has_another(l)) {
+    if (is_crawling(l, now) && comm_can_give_up(l) && comm_has_another(l)) {
         give_up_crawling(c, l);
         return;
     }

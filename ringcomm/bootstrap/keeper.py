@@ -179,9 +179,7 @@ class LaneKeeper:
             self._loop,
             Role.LANE_ANEW,
             lambda _lane, _claimed: None,
-            lambda lane, sock: self._meet(
-                _Meeting(self, lane, sock, is_proof=self._is_home(lane, sock))
-            ),
+            self._welcome,
         )
         self._status = StatusSocket(self._loop, self._report)
         self._loop.repeat(_LOOK_EVERY, self._look)
@@ -310,6 +308,14 @@ class LaneKeeper:
             sock.close()
             return
         self._meet(_Meeting(self, lane, sock, ours))
+
+    def _welcome(self, lane: LaneId, sock: socket.socket) -> None:
+        """Goes on with a connection that this rank has accepted."""
+        mine = self._meetings.get(lane)
+        if mine is not None and mine.ours is not None and lane not in self._plan.expected:
+            sock.close()
+            return
+        self._meet(_Meeting(self, lane, sock, is_proof=self._is_home(lane, sock)))
 
     def _meet(self, meeting: _Meeting) -> None:
         if meeting.lane in self._meetings:

@@ -129,8 +129,10 @@ class Loop:
                 key.fileobj.detach()
 
     def close(self) -> None:
-        """Forgets all sockets and timers."""
+        """Forgets all sockets and timers. A second time it does nothing."""
         self._timers.clear()
+        if self._selector.get_map() is None:
+            return
         if inode(self._selector.fileno()) == self._inode:
             self._selector.close()
         else:  # the number is another file's

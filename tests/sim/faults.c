@@ -173,8 +173,9 @@ static void suspect(world *w, const fault *f)
 
 static void bring_fault(world *w, fault *f)
 {
-    f->lane %= os_lanes();
-    if (f->event != 0 && f->kind != FAULT_KILL) /* in a journey: of a link, then one of its two */
+    if (f->event == 0 || f->kind == FAULT_KILL)
+        f->lane %= os_lanes();
+    else /* in a journey: of a link, then one of its two */
         f->lane = w->links[f->lane / 2 % w->link_count].lanes[f->lane % 2];
     if (f->event == 0 || f->kind != FAULT_KILL)
         f->process = os_lane_rank(f->lane, f->end);
