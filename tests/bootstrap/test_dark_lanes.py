@@ -268,7 +268,7 @@ def test_what_was_dark_is_used_again(lab: Lab) -> None:
     job = Job(lab, 2_000_000, pause=1.2, peer_timeout=PATIENCE)
     before = lanes_of(job)
     lab.blackhole(1, 1)
-    assert until(lambda: any(lane["is_lost"] for lane in lanes_of(job)))
+    assert until(lambda: sum(lane["is_lost"] for lane in lanes_of(job)) == 4)
     lab.unblackhole(1, 1)
     assert until(lambda: is_anew(job, before))
     sent = [lane["sent_bytes"] for lane in lanes_of(job)]
@@ -310,7 +310,6 @@ def test_what_crawls_goes_by_another_lane(lab: Lab, caplog: pytest.LogCaptureFix
     assert until(lambda: any("is slow: " in record.getMessage() for record in caplog.records))
     calls = min(job.calls)
     assert until(lambda: min(job.calls) > calls + 20)
-    assert max(lane["made"] for lane in lanes_of(job)) < 8
     job.end()
     assert not job.errors
 
