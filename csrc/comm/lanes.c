@@ -293,7 +293,7 @@ static int is_crawling(const lane *l, uint64_t now)
     enum { GAIN = 2 };
     double left = (double)lane_unacked(l), least = CRAWL_MS * (double)CLOCK_MS;
     double time = l->health.pace > 0.0 ? left / l->health.pace : 0.0;
-    int is_moving = l->health.paced_since == now && l->health.stuck == 0;
+    int is_moving = l->health.paced_since == now && l->health.moved == now;
     return is_moving && time > least && time > least + GAIN * time_beside(l, left);
 }
 

@@ -265,7 +265,7 @@ static void set_backlog(lane *ln)
 void lane_stripe(lane *ln)
 {
     ln->striped = 1;
-    meter_init(&ln->arrivals, ln->arrivals.rate > 0.0 ? ln->arrivals.rate : ln->rate);
+    meter_init(&ln->arrivals, ln->rate);
     set_backlog(ln);
 }
 
