@@ -31,13 +31,13 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from lab.cluster import NetLab
+from lab.events import listening
 from lab.wiring import NetLabError, why_unavailable
 from trials.failover_rank import LOADS
 
@@ -155,13 +155,8 @@ class Drill:
 
     def __enter__(self) -> Drill:
         with contextlib.ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="failover-"))
+            path, listener = stack.enter_context(listening(self.world, _LONG_S))
             stack.enter_context(self.lab)
-            listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            path = str(Path(folder, "ranks"))
-            listener.bind(path)
-            listener.listen(self.world)
-            listener.settimeout(_LONG_S)
             program = Path(__file__).parent / "trials" / "failover_rank.py"
             environment = {"RINGCOMM_TIMEOUT": "60"}
             argv = [sys.executable, str(program), path, self.load]

@@ -30,7 +30,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -38,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from failover import FAULTS, Place, Rank, befall, mend, read_rows
+from lab.events import listening
 from lab.site import Site
 from lab.wiring import NetLabError, why_unavailable
 from libraries.contenders import CONTENDERS, ENVS
@@ -63,13 +63,8 @@ class Job:
 
     def __enter__(self) -> Job:
         with contextlib.ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="failover-"))
+            path, listener = stack.enter_context(listening(2, _START_S))
             stack.enter_context(self.site)
-            listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            path = str(Path(folder, "ranks"))
-            listener.bind(path)
-            listener.listen(2)
-            listener.settimeout(_START_S)
             self._start(path)
             for _ in range(2):
                 self.ranks[stack.enter_context(listener.accept()[0])] = Rank()

@@ -17,7 +17,6 @@ import random
 import select
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from lab.cluster import MASTER_PORT, NetLab
+from lab.events import listening
 from lab.job import Job
 
 FAULTS = {
@@ -129,13 +129,8 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         with contextlib.ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-"))
+            path, listener = stack.enter_context(listening(self.world, _START_S))
             stack.enter_context(self._lab)
-            listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            path = str(Path(folder, "workers"))
-            listener.bind(path)
-            listener.listen(self.world)
-            listener.settimeout(_START_S)
             program = Path(__file__).with_name("fault_rank.py")
             self._job = self._lab.start([sys.executable, str(program), path], quiet=True)
             self._workers = self._accept(listener, stack)

@@ -291,10 +291,11 @@ static double time_beside(const lane *l, double bytes)
 static int is_crawling(const lane *l, uint64_t now)
 {
     enum { GAIN = 2 };
-    double left = (double)lane_unacked(l), least = CRAWL_MS * (double)CLOCK_MS;
-    double time = l->health.pace > 0.0 ? left / l->health.pace : 0.0;
-    int is_moving = l->health.paced_since == now && l->health.moved == now;
-    return is_moving && time > least && time > least + GAIN * time_beside(l, left);
+    const lane_health *h = &l->health;
+    if (h->pace == 0.0 || h->paced_since != now || h->moved != now)
+        return 0;
+    double left = (double)lane_unacked(l), saved = left / h->pace - CRAWL_MS * (double)CLOCK_MS;
+    return saved > 0.0 && saved > GAIN * time_beside(l, left);
 }
 
 /* Gives up a lane that crawls. Made anew it is known to be slow, and gets little, but enough to

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ..config import Config
 from ..errors import ConfigError
@@ -421,11 +421,11 @@ class Bringup:
             pairing = next(p for p in self._pairings[lane.peer] if p.rail == lane.rail)
             keep_on_port(sock, self._interfaces[pairing.ours], self._interfaces)
 
-    def _addresses_now(self) -> Callable[[LaneId], str]:
+    def _addresses_now(self, lanes: Collection[LaneId]) -> dict[LaneId, str]:
         present: dict[str, list[Address]] = {}
         with contextlib.suppress(OSError):
-            present = addresses_by_name()
-        return lambda lane: self._address_now(lane, present)
+            present = addresses_by_name() if lanes else {}
+        return {lane: self._address_now(lane, present) for lane in lanes}
 
     def _address_now(self, lane: LaneId, present: Mapping[str, Sequence[Address]]) -> str:
         """Returns the address of a lane's port here. If the port has lost that which the lane was

@@ -23,7 +23,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Protocol
 
 from .dialer import Dial
@@ -110,9 +110,9 @@ class Keeping:
     """The lanes that a link may have, and the listeners, which still listen."""
     finish: Callable[[LaneId, socket.socket], None]
     """Readies a connected socket of a lane as the bring-up did."""
-    addresses_now: Callable[[], Callable[[LaneId], str]]
-    """Looks at the ports here. What it returns tells the address of a lane's port: another one, if
-    it has lost that of the plan."""
+    addresses_now: Callable[[Collection[LaneId]], dict[LaneId, str]]
+    """Returns the address that each lane's port has here: another one, if it has lost that of the
+    plan."""
     late: frozenset[LaneId] = frozenset()
     """Lanes of the plan that could not be made yet."""
 
@@ -234,10 +234,8 @@ class LaneKeeper:
         if losses is None:  # who listened on would be taken for one that works
             self._is_closing = True
             return
-        wanted = losses.lost | losses.silent
-        address = self._addresses_now() if wanted else None
-        sources = {lane: address(lane) for lane in wanted if address is not None}
-        due = {lane for lane in wanted if self._is_due(lane, losses, sources[lane])}
+        sources = self._addresses_now(losses.lost | losses.silent)
+        due = {lane for lane, source in sources.items() if self._is_due(lane, losses, source)}
         for lane in self._dials.keys() - due:
             self._dials.pop(lane).stop()
         for lane, dial in list(self._dials.items()):
@@ -393,7 +391,9 @@ class _Meeting:
         keeper._finish(self.lane, self.sock)
         if keeper._core.renew(self.lane, self.sock.detach(), ours, theirs):
             keeper._pace.made(self.lane, time.monotonic())
-            (keeper._unproven.discard if self.is_proof else keeper._unproven.add)(self.lane)
+            keeper._unproven.discard(self.lane)
+            if not self.is_proof:
+                keeper._unproven.add(self.lane)
 
     def _leave(self) -> None:
         self._timer.cancel()

@@ -14,8 +14,7 @@ enum {
     JOB_MOST_FAULTS = 3,
     JOB_MOST_LANES = 6, /* of a link */
     JOB_JOURNEY_PROCESSES = 3,
-    JOB_JOURNEY_LANES =
-        8, /* two of each link; the last two are the other group's, if there is one */
+    JOB_JOURNEY_LANES = 8, /* two of each link; the last two are of the other group, if any */
     JOB_ALL = 255
 };
 
