@@ -183,7 +183,7 @@ class Config:
     recovery: Recovery = "on"
     """on: in a job of several hosts a lost lane ends nothing. It is made anew, and what it had on
     its way goes by another one to the same rank, or waits for it. A rank to which no lane is left
-    is lost after `peer_timeout`, or within 3 s if its host says that nobody listens for it any
+    is lost after `peer_timeout`, or in about 3 s if its host says that nobody listens for it any
     more. off: a lost lane ends the communicator, as in a job of one host. Same on all ranks."""
 
     algorithm: Algorithm = "auto"
