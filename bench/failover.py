@@ -8,14 +8,18 @@ lanes are there, breaks one port at a random moment, lets the job work until bot
 its lanes up, and longer, mends it, and waits until both ports carry again. It takes down whether
 every result since the last trial was right (trials/failover_rank.py), and:
 
-    stall  how much later a step ended than at the speed of the ports that were left
+    stall  how much later a step ended than at the speed of the ports that were left, which after
+           the repair is asked of a step as well: `back` judges what the repair brings
     left   the share of their speed that calls had without the port, of 64 MB
-    back   seconds from the repair until no lane was lost, and of 64 MB two steps in a row had 95 %
-           of the job's first speed
+    back   seconds from the repair until no lane was lost; of 64 MB, until the first of two calls
+           in a row began that had 95 % of the speed of the job's first calls
+    uneven how much later than their median the slowest of the job's first steps ended: what a
+           stall of a job without faults comes to
     fds    descriptors that are open more than at the job's start
 
-A fault by which no lane was lost is no trial, but for a cable that is only slow. Needs root,
-iproute2, and a kernel that lets `ss -K` reset connections.
+A fault by which no lane was lost is no trial, but for a cable that is only slow. A trial may run
+beside other work, and says how much there was (others). Needs root, iproute2, and a kernel
+that lets `ss -K` reset connections.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ from typing import Any
 from lab.cluster import NetLab
 from lab.events import listening
 from lab.wiring import NetLabError, why_unavailable
+from report.rows import Load, about
 from trials.failover_rank import LOADS
 
 FAULTS = {
@@ -54,7 +59,10 @@ STALL_S = {"reset": 0.3, "unplug": 0.3, "switch": 0.3}
 MOST_STALL_S, LEAST_LEFT, MOST_BACK_S, FULL = 1.5, 0.9, 5.0, 0.95
 _LONG_S = 90.0
 _WITHOUT_S = 1.5  # at least
-_STEPS = 5  # that tell the speed; and so many without the port
+_STEPS = 5  # that tell the speed
+_STEPS_WITHOUT = 4  # the port, with that in which it broke
+_MOST_TRIALS = {"reset": 50, "unplug": 50}  # of a kind; so 500 on 2 and 4 hosts, of five loads
+_TRIALS = 20
 Row = dict[str, Any]
 
 
@@ -119,7 +127,7 @@ def befall(lab: NetLab, fault: str, place: Place, mbit: float) -> None:
     elif fault == "mute":
         lab.mute(place.host, place.nic, place.to)
     elif fault == "slow":
-        lab.slow(place.host, place.nic, mbit / 100)
+        lab.slow(place.host, place.nic, mbit / 100, loses_queue=True)
     elif fault == "switch":
         for host in range(lab.hosts):
             lab.unplug(host, place.nic)
@@ -144,12 +152,12 @@ class Drill:
 
     def __init__(self, world: int, load: str, mbit: float) -> None:
         self.world, self.load, self.mbit = world, load, mbit
-        self.lab = NetLab(world, [mbit, mbit], slowest=mbit / 100)
+        self.lab = NetLab(world, [mbit, mbit], slowest=mbit)  # and no packet is larger than a burst
         self.ranks = [Rank() for _ in range(world)]
         self._by_socket: dict[socket.socket, Rank] = {}
         self._stack = contextlib.ExitStack()
         self._usual = 0.0  # seconds of a step, at the job's start; and of its call
-        self._usual_call = 0.0
+        self._usual_call = self._uneven = 0.0
         self._fds: list[int] = []
         self._asked = 0
 
@@ -226,6 +234,7 @@ class Drill:
 
     def _run(self, fault: str, seed: str) -> Row:
         chance = random.Random(f"{self.world} {self.load} {fault} {seed}")
+        others = Load()
         host, nic = chance.randrange(self.world), chance.randrange(2)
         to = (host + chance.choice([1, -1])) % self.world if fault == "mute" else -1
         place = Place(-1 if fault == "switch" else host, nic, to)
@@ -242,7 +251,6 @@ class Drill:
         mended = time.monotonic()
         self._call()
         self._wait_until_back(mended if fault != "reset" else hit)
-        back = max(rank.steps[-1]["ended"] for rank in self.ranks) - mended
         if (
             fault != "slow"
             and min(a - b for a, b in zip(self._made(place), before, strict=True)) < 1
@@ -257,13 +265,15 @@ class Drill:
             "seed": seed,
             "place": dataclasses.astuple(place),
             "usual": round(self._usual, 4),
-            "stall": round(self._stall(hit, mended, 1.0 if fault == "reset" else slower), 3),
+            "stall": round(self._stall(hit, 1.0 if fault == "reset" else slower), 3),
             "left": self._left(hit, mended, slower) if fault != "reset" else None,
-            "back": round(back - self._tail(), 3),
+            "back": round(max(map(self._back_at, self.ranks)) - mended, 3),
+            "uneven": round(self._uneven, 3),
             "wrong": sum(rank.wrong for rank in self.ranks),
             "fds": max(
                 rank.steps[-1]["fds"] - fds for rank, fds in zip(self.ranks, self._fds, strict=True)
             ),
+            "others": others.about(),
         }
         for rank in self.ranks:
             del rank.steps[:-1]
@@ -277,7 +287,9 @@ class Drill:
             since = time.monotonic()
             self.wait(lambda: self._has_done(_STEPS, since), "steps")
             steps = [step for rank in self.ranks for step in rank.times(since)]
-            self._usual = statistics.median(ended - began for began, ended, _ in steps)
+            taken = [ended - began for began, ended, _ in steps]
+            self._usual = statistics.median(taken)
+            self._uneven = max(taken) - self._usual
             self._usual_call = statistics.median(seconds for *_, seconds in steps)
             self._fds = [rank.steps[-1]["fds"] for rank in self.ranks]
         self.pump(lambda: False, chance.uniform(0.0, max(0.5, self._usual)))
@@ -288,34 +300,34 @@ class Drill:
 
     def _has_worked(self, fault: str, place: Place, hit: float) -> bool:
         is_lost = fault == "slow" or max(self._made(place)) < 0
-        return is_lost and self._has_done(_STEPS, hit) and time.monotonic() > hit + _WITHOUT_S
+        has_worked = self._has_done(_STEPS_WITHOUT, hit)
+        return is_lost and has_worked and time.monotonic() > hit + _WITHOUT_S
 
     def _wait_until_back(self, mended: float) -> None:
         def is_fast(rank: Rank) -> bool:
             if self.load == "idle":
                 return rank.calls == self._asked
             steps = rank.times(mended)[-2:]
-            most = self._usual / FULL if self.load == "64 MB" else float("inf")
-            return len(steps) == 2 and all(ended - began <= most for began, ended, _ in steps)
+            most = self._usual_call / FULL if self.load == "64 MB" else float("inf")
+            return len(steps) == 2 and all(seconds <= most for *_, seconds in steps)
 
         self.wait(
             lambda: self.is_whole(mended + 0.1) and all(map(is_fast, self.ranks)),
             "all lanes and their speed after the repair",
         )
 
-    def _tail(self) -> float:
-        """What the two steps that show the speed take themselves."""
-        return 2 * self._usual if self.load == "64 MB" else 0.0
+    def _back_at(self, rank: Rank) -> float:
+        """When it was back: by what it said last, or as the call before its last began."""
+        if self.load != "64 MB":
+            return float(rank.steps[-1]["ended"])
+        return float(rank.steps[-2]["ended"] - rank.steps[-2]["step"][1])
 
-    def _stall(self, hit: float, mended: float, slower: float) -> float:
+    def _stall(self, hit: float, slower: float) -> float:
         late = [0.0]
         for rank in self.ranks:
             for began, ended, _ in rank.times(0.0):
-                free = max(0.0, hit - began)  # then `slower` until mended, and free again
-                work = max(0.0, self._usual - free)
-                slow = max(0.0, mended - max(hit, began))
-                due = work * slower if work * slower <= slow else work - slow / slower + slow
-                late.append(ended - began - min(free, self._usual) - due)
+                before = min(max(0.0, hit - began), self._usual)
+                late.append(ended - began - before - (self._usual - before) * slower)
         return max(late)
 
     def _left(self, hit: float, mended: float, slower: float) -> float | None:
@@ -349,9 +361,9 @@ def short(row: Row) -> list[str]:
 def table(rows: Sequence[Row]) -> str:
     """Markdown."""
     lines = [
-        "| hosts, fault | trials | right to the end | stall: median, slowest | left: median, least "
-        "| back: median, slowest | short |",
-        "|---|---|---|---|---|---|---|",
+        "| hosts, fault | trials | right to the end | stall: median, slowest | uneven: slowest "
+        "| left: median, least | back: median, slowest | short |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for world, fault in itertools.product(sorted({row["hosts"] for row in rows}), FAULTS):
         group = [row for row in rows if (row["hosts"], row["fault"]) == (world, fault)]
@@ -365,6 +377,7 @@ def table(rows: Sequence[Row]) -> str:
             str(len(group)),
             str(fine),
             _span([row["stall"] for row in whole], max),
+            f"{max((row['uneven'] for row in whole), default=0.0):.2f}",
             _span(lefts, min),
             _span([row["back"] for row in whole], max),
             str(sum(bool(short(row)) for row in group)),
@@ -397,7 +410,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="append a JSON line per trial")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of these rows")
-    parser.add_argument("--trials", type=int, default=20, help="of each kind; 20 unless given")
+    parser.add_argument(
+        "--trials",
+        type=int,
+        help=f"of each kind; {_TRIALS} unless given, {_MOST_TRIALS['reset']} of what cuts a cable",
+    )
     parser.add_argument("--minutes", type=float, default=0, help="begin no trial after so many")
     parser.add_argument("--mbit", type=float, default=400.0, help="of a port; 400 unless given")
     for name, known in (("faults", FAULTS), ("loads", LOADS), ("hosts", ("2", "4"))):
@@ -417,6 +434,7 @@ class Run:
     options: argparse.Namespace
     rows: list[Row]
     until: float
+    about: Row = dataclasses.field(default_factory=about)
 
     def missing(self, world: int, load: str) -> list[tuple[str, str]]:
         """(fault, seed) of a job's trials; none once the time is over."""
@@ -424,9 +442,13 @@ class Run:
             return []
         kind = {"hosts": world, "load": load, "mbit": self.options.mbit}
         done = {(row["fault"], row["seed"]) for row in self.rows if kind.items() <= row.items()}
-        seeds = map(str, range(self.options.trials))
-        wanted = itertools.product(seeds, self.options.faults)
-        return [(fault, seed) for seed, fault in wanted if (fault, seed) not in done]
+        return [
+            (fault, str(seed))
+            for seed in range(self.options.trials or max(_TRIALS, *_MOST_TRIALS.values()))
+            for fault in self.options.faults
+            if seed < (self.options.trials or _MOST_TRIALS.get(fault, _TRIALS))
+            and (fault, str(seed)) not in done
+        ]
 
     def trials(self, world: int, load: str) -> Iterator[Row]:
         """Makes one job's trials, until one fails."""
@@ -448,6 +470,7 @@ class Run:
                     self._take(row)
 
     def _take(self, row: Row) -> None:
+        row |= self.about
         self.rows.append(row)
         print(f"{row} {short(row) or ''}", file=sys.stderr)
         if self.options.out is not None:

@@ -28,7 +28,7 @@ _spec.loader.exec_module(failover)
 def row(**given: Any) -> dict[str, Any]:
     """A row that is as it should be."""
     fine = {"hosts": 2, "load": "64 MB", "fault": "unplug", "stall": 0.2, "left": 0.95, "back": 1.0}
-    return {**fine, "wrong": 0, "fds": 0, **given}
+    return {**fine, "uneven": 0.1, "wrong": 0, "fds": 0, **given}
 
 
 @pytest.mark.parametrize(
@@ -52,28 +52,28 @@ def test_what_falls_short_is_said(given: dict[str, Any], short: list[str]) -> No
 
 def test_the_table_counts_what_ran_to_the_end() -> None:
     rows = [row(), row(stall=0.4), row(wrong=1), {**row(), "failed": "hangs"}]
-    line = "| 2, unplug | 4 | 2 | 0.20, 0.40 | 0.95, 0.95 | 1.00, 1.00 | 3 |"
+    line = "| 2, unplug | 4 | 2 | 0.20, 0.40 | 0.10 | 0.95, 0.95 | 1.00, 1.00 | 3 |"
     assert failover.table(rows).splitlines()[2:] == [line]
 
 
 @pytest.mark.parametrize(
-    ("hit", "mended", "slower", "late"),
+    ("hit", "slower", "late"),
     [
-        (2.5, 9.0, 2.0, 1.0),  # half of the step was to come, in a second
-        (2.5, 3.0, 2.0, 1.25),  # half a second of that, and then a quarter of the step
-        (2.5, 9.0, 1.0, 1.5),
-        (9.0, 9.5, 2.0, 1.5),
+        (2.5, 2.0, 1.0),  # half of the step was to come, in a second
+        (2.5, 1.0, 1.5),
+        (9.0, 2.0, 1.5),
+        (0.0, 2.0, 0.5),
     ],
 )
 def test_a_step_is_late_by_what_the_ports_that_are_left_do_not_explain(
-    hit: float, mended: float, slower: float, late: float
+    hit: float, slower: float, late: float
 ) -> None:
     drill = failover.Drill(2, "64 MB", 100.0)
     drill._usual = drill._usual_call = 1.0
     for rank in drill.ranks:
         for end in (0.0, 1.0, 2.0, 4.5, 6.5):
             rank.take({"ended": end, "step": [True, 2.0], "lanes": []})
-    assert drill._stall(hit, mended, slower) == pytest.approx(late)
+    assert drill._stall(hit, slower) == pytest.approx(late)
     assert drill._left(2.5, 9.0, 2.0) == 1.0
     assert drill._left(6.5, 9.0, 2.0) == 0.0  # no step at all
 

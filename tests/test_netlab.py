@@ -300,7 +300,10 @@ def test_a_rate_that_falls_holds_no_packet_back(possible: None) -> None:
 
 
 @pytest.mark.netns
-def test_a_stream_goes_on_where_its_rate_falls(possible: None) -> None:
+@pytest.mark.parametrize(("slowest", "loses_queue"), [(3, False), (26, True)])
+def test_a_stream_goes_on_where_its_rate_falls(
+    slowest: float, loses_queue: bool, possible: None
+) -> None:
     """Of a stream TCP sends two segments at once where it may, which no bucket of the lower rates
     lets through."""
     take = """
@@ -320,13 +323,13 @@ def test_a_stream_goes_on_where_its_rate_falls(possible: None) -> None:
         while True:
             stream.sendall(bytes(60_000))
     """
-    with NetLab(2, [26], slowest=3) as lab:
+    with NetLab(2, [26], slowest=slowest) as lab:
         server = Asked(lab, 1, take, lab.address(1, 0))
         assert server.read() == "ready\n"
         python(lab, 0, send, lab.address(1, 0))
         for mbit in (26, 20, 26, 8, 26, 18):
             for host in (0, 1):
-                lab.slow(host, 0, mbit)
+                lab.slow(host, 0, mbit, loses_queue=loses_queue)
             assert server.ask() == "done\n"
 
 

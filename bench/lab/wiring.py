@@ -215,12 +215,14 @@ class Cable:
         if self.mbit:
             self.shape(self.mbit)
 
-    def shape(self, mbit: float) -> None:
-        """Set the rate of both directions, 0 for none. Queued packets may be lost; the bucket is
-        full afterwards, which is worth burst_bytes()."""
-        if mbit:
+    def shape(self, mbit: float, *, loses_queue: bool = False) -> None:
+        """Set the rate of both directions, 0 for none. Queued packets may be lost, and all are if
+        asked for; the bucket is full afterwards, which is worth burst_bytes()."""
+        if mbit and not loses_queue:
             self._require_packets_to_fit(mbit)
         for namespace, device in ((self.namespace, self.device), (self.switch, self.port)):
+            if loses_queue:
+                sh("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")
             if mbit:
                 burst = burst_bytes(mbit, self.mtu)
                 queue = QUEUE_BYTES + round(mbit * 1e6 / 8 * QUEUE_S)
