@@ -104,6 +104,17 @@ class Acceptor:
             self._loop.forget(listener)
         return listeners
 
+    def add(self, listener: socket.socket) -> None:
+        """Accepts on one more."""
+        self._listeners.append(listener)
+        self._resume(listener)
+
+    def remove(self, listener: socket.socket) -> None:
+        """Closes one of them."""
+        self._listeners.remove(listener)
+        self._loop.forget(listener)
+        listener.close()
+
     def _resume(self, listener: socket.socket) -> None:
         if listener in self._listeners:
             self._loop.watch(listener, READ, lambda: self._accept(listener))

@@ -28,8 +28,9 @@ from typing import Any, NamedTuple, Protocol
 
 from .dialer import Dial
 from .handshake_params import Role
-from .lanes import LaneId, Plan
-from .loop import READ, Loop, inode
+from .lanes import NEWS_LANE, LaneId, Plan
+from .loop import READ, Loop, Reading, inode
+from .moved_ports import MovedPorts
 from .sockets import is_link_local, keep_alive, tune
 from .status import StatusSocket
 
@@ -181,6 +182,7 @@ class LaneKeeper:
             lambda _lane, _claimed: None,
             self._welcome,
         )
+        self._moved_ports = MovedPorts(self._loop, plan, self._acceptor, self._hear)
         self._status = StatusSocket(self._loop, self._report)
         self._loop.repeat(_LOOK_EVERY, self._look)
         self._thread = threading.Thread(target=self._run, name="ringcomm lanes", daemon=True)
@@ -219,6 +221,7 @@ class LaneKeeper:
             dial.stop()
         for meeting in list(self._meetings.values()):
             meeting.end()
+        self._moved_ports.close()
         self._acceptor.close()
         self._status.close()
         self._loop.close()
@@ -245,6 +248,12 @@ class LaneKeeper:
         for lane in due - self._meetings.keys():
             if lane not in self._dials or self._dials[lane].is_over:
                 self._dial(lane, sources[lane], is_alone=self._links[lane.peer] <= due)
+        moved = {
+            lane: sources[lane]
+            for lane in losses.lost & self._plan.expected
+            if self._has_moved(lane, sources[lane])
+        }
+        self._moved_ports.tell(moved, self._plan.targets.keys() - losses.lost - losses.silent)
         for peer in {lane.peer for lane in losses.lost}:
             if self._is_deaf(peer):
                 self._core.lose_peer(peer)
@@ -273,6 +282,13 @@ class LaneKeeper:
     def _has_moved(self, lane: LaneId, source: str) -> bool:
         """True if the peer cannot dial a lane any more, as its port here has another address."""
         return source != self._plan.targets[lane].source
+
+    def _hear(self, lane: LaneId) -> None:
+        """Dials a lane anew whose peer has told where it listens now."""
+        self._unproven.add(lane)
+        self._pace.forget(lane)
+        if lane in self._dials:
+            self._dials.pop(lane).stop()
 
     def _is_home(self, lane: LaneId, sock: socket.socket) -> bool:
         """True if a connection comes from where the peer listens."""
@@ -309,6 +325,9 @@ class LaneKeeper:
 
     def _welcome(self, lane: LaneId, sock: socket.socket) -> None:
         """Goes on with a connection that this rank has accepted."""
+        if lane.lane == NEWS_LANE:
+            self._moved_ports.hear(lane, sock)
+            return
         mine = self._meetings.get(lane)
         if mine is not None and mine.ours is not None and lane not in self._plan.expected:
             sock.close()
@@ -348,13 +367,10 @@ class _Meeting:
     """None: this rank has accepted it."""
     is_proof: bool = True
     """It shows that the peer is where the plan says."""
-    got: bytes = b""
 
     def begin(self) -> None:
         """Waits for the other end's mark, and sends ours."""
-        loop = self.keeper._loop
-        self._timer = loop.call_at(time.monotonic() + _PATIENCE, self.end)
-        loop.watch(self.sock, READ, self._read)
+        self._reading = Reading(self.keeper._loop, self.sock, _MARK.size, _PATIENCE, self._read)
         if self.ours is not None:
             self._send(self.ours)
 
@@ -363,18 +379,11 @@ class _Meeting:
         with contextlib.suppress(OSError):
             self.sock.send(mark.pack(), socket.MSG_NOSIGNAL)  # into an empty buffer: all of it
 
-    def _read(self) -> None:
-        try:
-            part = self.sock.recv(_MARK.size - len(self.got))
-        except BlockingIOError:
-            return
-        except OSError:
-            part = b""
-        self.got += part
-        if len(self.got) == _MARK.size:
-            self._go_on(Mark(*_MARK.unpack(self.got)))
-        elif not part:
+    def _read(self, data: bytes | None) -> None:
+        if data is None:
             self.end()
+        else:
+            self._go_on(Mark(*_MARK.unpack(data)))
 
     def _go_on(self, theirs: Mark) -> None:
         keeper = self.keeper
@@ -396,8 +405,7 @@ class _Meeting:
                 keeper._unproven.add(self.lane)
 
     def _leave(self) -> None:
-        self._timer.cancel()
-        self.keeper._loop.forget(self.sock)
+        self._reading.stop()
         if self.keeper._meetings.get(self.lane) is self:
             del self.keeper._meetings[self.lane]
 

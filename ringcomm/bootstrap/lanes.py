@@ -36,6 +36,10 @@ _DARK = 2.0
 _ANYTHING = select.POLLIN | select.POLLRDHUP
 
 
+NEWS_LANE = PROBE_LANE - 1
+"""Number of no lane: its connection brings news of a port, by moved_ports.py."""
+
+
 class LaneId(NamedTuple):
     """A lane as this rank names it."""
 
@@ -73,12 +77,14 @@ class Plan:
         lane: LaneId,
         connected: Callable[[socket.socket], None],
         source: str = "",
+        by: LaneId | None = None,
     ) -> Dial:
         """Dials a lane until its peer answers, and hands over the authenticated socket.
 
         source: the address to dial from, in place of the target's.
+        by: the lane whose target is dialled; the lane's own unless given.
         """
-        target = self.targets[lane]
+        target = self.targets[by or lane]
         terms = Terms(
             role,
             self.job,
@@ -114,8 +120,10 @@ class Plan:
 
         def judge(claimed: Terms) -> RefusedError | None:
             lane = _lane_of(claimed)
-            lanes = self.targets if role == Role.LANE_ANEW else self.expected
-            return admit(lane, claimed) if lane in lanes else unexpected(claimed)
+            known = set(self.expected)
+            if role == Role.LANE_ANEW:
+                known = {*self.targets, *(each._replace(lane=NEWS_LANE) for each in self.dials)}
+            return admit(lane, claimed) if lane in known else unexpected(claimed)
 
         return Acceptor(
             loop,

@@ -55,6 +55,50 @@ class Timer:
         self.callback = None
 
 
+class Reading:
+    """Reads so many bytes of a connection, which stays the caller's.
+
+    Args:
+        got: called once with them; with None if the connection ends before, or so many seconds
+            later.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        size: int,
+        seconds: float,
+        got: Callable[[bytes | None], None],
+    ) -> None:
+        self._loop, self._sock, self._size, self._got = loop, sock, size, got
+        self._data = b""
+        self._timer = loop.call_at(time.monotonic() + seconds, lambda: self._end(None))
+        loop.watch(sock, READ, self._read)
+
+    def stop(self) -> None:
+        """Reads no more."""
+        self._timer.cancel()
+        self._loop.forget(self._sock)
+
+    def _read(self) -> None:
+        try:
+            part = self._sock.recv(self._size - len(self._data))
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        self._data += part
+        if len(self._data) == self._size:
+            self._end(self._data)
+        elif not part:
+            self._end(None)
+
+    def _end(self, data: bytes | None) -> None:
+        self.stop()
+        self._got(data)
+
+
 class Loop:
     """Watches sockets and runs timers while run() is called."""
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -231,20 +231,24 @@ def test_the_only_port_comes_back(monkeypatch: pytest.MonkeyPatch, hurt: int) ->
         assert not job.errors
 
 
-def move(lab: Lab, job: Job, host: int, port: int) -> None:
-    """A host's port loses its address, and then gets another one."""
+def move(lab: Lab, job: Job, hosts: Sequence[int], port: int, turn: int = 1) -> None:
+    """Hosts' ports lose their addresses, and then get others."""
     before = lanes_of(job)
-    lab.inside(host, f"ip addr flush dev eth{port}")
+    for host in hosts:
+        lab.inside(host, f"ip addr flush dev eth{port}")
     assert until(lambda: any(lane["is_lost"] for lane in lanes_of(job)))
     time.sleep(0.6)  # in which it is tried from the old one
-    lab.inside(host, f"ip addr add 10.{7 + port}.0.{host + 21}/24 dev eth{port}")
+    for host in hosts:
+        lab.inside(host, f"ip addr add 10.{7 + port}.0.{host + 1 + 20 * turn}/24 dev eth{port}")
     assert until(lambda: is_anew(job, before))
 
 
-@pytest.mark.parametrize("host", [0, 1, 2])
-def test_an_address_that_moves(lab: Lab, host: int) -> None:
+@pytest.mark.parametrize("hosts", [(0,), (1,), (2,), (0, 1), (0, 1, 2)])
+def test_an_address_that_moves(lab: Lab, hosts: tuple[int, ...]) -> None:
+    """Where both ends of a lane have moved, they hear of it by the other port."""
     job = Job(lab, 250_000, peer_timeout=PATIENCE)
-    move(lab, job, host, 1)
+    for turn in (1, 2):
+        move(lab, job, hosts, 1, turn)
     calls = min(job.calls)
     assert until(lambda: min(job.calls) > calls + 3)
     job.end()
@@ -258,7 +262,7 @@ def test_the_only_address_moves(monkeypatch: pytest.MonkeyPatch, host: int) -> N
         for number in (1, 2):
             lab.host((0, f"10.7.0.{number}/24"))
         job = Job(lab, 250_000, interfaces=("eth0",), peer_timeout=PATIENCE)
-        move(lab, job, host, 0)
+        move(lab, job, [host], 0)
         job.end()
         assert not job.errors
 
