@@ -3,10 +3,11 @@
     python bench/failover.py --out rows.jsonl             # all trials; goes on where it was stopped
     python bench/failover.py --table rows.jsonl           # what came of them
 
-A job has two ports on each of 2 or 4 hosts (netlab.py). A trial waits until all
-lanes are there, breaks one port at a random moment, lets the job work until both ends have given
-its lanes up, and longer, mends it, and waits until both ports carry again. It takes down whether
-every result since the last trial was right (trials/failover_rank.py), and:
+A job has two ports on each of 2 or 4 hosts (netlab.py). A trial waits until all lanes are there,
+those of the port for 2 s, after which they are tried at once if they are lost; breaks the port at a
+random moment, lets the job work until both ends have given its lanes up, and longer, mends it, and
+waits until both ports carry again. It takes down whether every result since the last trial was
+right (trials/failover_rank.py), and:
 
     stall  how much later a step ended than at the speed of the ports that were left, which after
            the repair is asked of a step as well: `back` judges what the repair brings
@@ -59,6 +60,7 @@ STALL_S = {"reset": 0.3, "unplug": 0.3, "switch": 0.3}
 MOST_STALL_S, LEAST_LEFT, MOST_BACK_S, FULL = 1.5, 0.9, 5.0, 0.95
 _LONG_S = 90.0
 _WITHOUT_S = 1.5  # at least
+_STEADY_S = 2.0  # keeper.py's
 _STEPS = 5  # that tell the speed
 _STEPS_WITHOUT = 4  # the port, with that in which it broke
 _MOST_TRIALS = {"reset": 50, "unplug": 50}  # of a kind; so 500 on 2 and 4 hosts, of five loads
@@ -160,6 +162,7 @@ class Drill:
         self._usual_call = self._uneven = 0.0
         self._fds: list[int] = []
         self._asked = 0
+        self._mended: dict[int, float] = {}  # when all lanes of a rail were there again
 
     def __enter__(self) -> Drill:
         with contextlib.ExitStack() as stack:
@@ -238,7 +241,7 @@ class Drill:
         host, nic = chance.randrange(self.world), chance.randrange(2)
         to = (host + chance.choice([1, -1])) % self.world if fault == "mute" else -1
         place = Place(-1 if fault == "switch" else host, nic, to)
-        self._begin(chance)
+        self._begin(chance, nic)
         before = self._made(place)
         hit = time.monotonic()
         befall(self.lab, fault, place, self.mbit)
@@ -251,6 +254,7 @@ class Drill:
         mended = time.monotonic()
         self._call()
         self._wait_until_back(mended if fault != "reset" else hit)
+        self._mended[nic] = time.monotonic()
         if (
             fault != "slow"
             and min(a - b for a, b in zip(self._made(place), before, strict=True)) < 1
@@ -280,7 +284,7 @@ class Drill:
             rank.wrong = 0
         return row
 
-    def _begin(self, chance: random.Random) -> None:
+    def _begin(self, chance: random.Random, nic: int) -> None:
         """Waits until all is well, for a random while more, and learns the speed at first."""
         self.wait(self.is_whole, "all lanes")
         if not self._fds:
@@ -292,7 +296,8 @@ class Drill:
             self._uneven = max(taken) - self._usual
             self._usual_call = statistics.median(seconds for *_, seconds in steps)
             self._fds = [rank.steps[-1]["fds"] for rank in self.ranks]
-        self.pump(lambda: False, chance.uniform(0.0, max(0.5, self._usual)))
+        steady = self._mended.get(nic, 0.0) + _STEADY_S - time.monotonic()
+        self.pump(lambda: False, max(0.0, steady) + chance.uniform(0.0, max(0.5, self._usual)))
         self.wait(self.is_whole, "all lanes, still")
 
     def _has_done(self, steps: int, since: float) -> bool:

@@ -30,7 +30,7 @@ from ringcomm import Communicator
 
 SMALL, CODED, LARGE = 1 << 10, 1 << 20, 16_000_000  # float32 elements
 CYCLE = 8
-_PAUSE_S = {"small": 0.005, "idle": 0.02}
+_PAUSE_S = {"small": 0.005, "idle": 0.02, "int4": 0.02}
 
 
 class Step(NamedTuple):
