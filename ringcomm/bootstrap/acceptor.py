@@ -89,6 +89,11 @@ class Acceptor:
         """Number of connections that have not finished the handshake."""
         return len(self._new) + len(self._greeted)
 
+    def close_in_child(self) -> None:
+        """Closes a forked child's copies of the listeners."""
+        for listener in self._listeners:
+            listener.close()
+
     def close(self) -> None:
         """Closes the listeners and every connection that has not finished the handshake."""
         for listener in self.release():
@@ -108,12 +113,6 @@ class Acceptor:
         """Accepts on one more."""
         self._listeners.append(listener)
         self._resume(listener)
-
-    def remove(self, listener: socket.socket) -> None:
-        """Closes one of them."""
-        self._listeners.remove(listener)
-        self._loop.forget(listener)
-        listener.close()
 
     def _resume(self, listener: socket.socket) -> None:
         if listener in self._listeners:

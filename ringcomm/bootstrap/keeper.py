@@ -182,7 +182,9 @@ class LaneKeeper:
             lambda _lane, _claimed: None,
             self._welcome,
         )
-        self._moved_ports = MovedPorts(self._loop, plan, self._acceptor, self._hear)
+        self._moved_ports = MovedPorts(
+            self._loop, plan, self._acceptor, self._addresses_now, self._hear
+        )
         self._status = StatusSocket(self._loop, self._report)
         self._loop.repeat(_LOOK_EVERY, self._look)
         self._thread = threading.Thread(target=self._run, name="ringcomm lanes", daemon=True)
@@ -238,6 +240,11 @@ class LaneKeeper:
             self._is_closing = True
             return
         sources = self._addresses_now(losses.lost | losses.silent)
+        moved = {
+            lane: sources[lane] for lane in losses.lost if self._has_moved(lane, sources[lane])
+        }
+        if moved:
+            self._moved_ports.tell(moved, self._plan.targets.keys() - losses.lost - losses.silent)
         due = {lane for lane, source in sources.items() if self._is_due(lane, losses, source)}
         for lane in self._dials.keys() - due:
             self._dials.pop(lane).stop()
@@ -248,12 +255,6 @@ class LaneKeeper:
         for lane in due - self._meetings.keys():
             if lane not in self._dials or self._dials[lane].is_over:
                 self._dial(lane, sources[lane], is_alone=self._links[lane.peer] <= due)
-        moved = {
-            lane: sources[lane]
-            for lane in losses.lost & self._plan.expected
-            if self._has_moved(lane, sources[lane])
-        }
-        self._moved_ports.tell(moved, self._plan.targets.keys() - losses.lost - losses.silent)
         for peer in {lane.peer for lane in losses.lost}:
             if self._is_deaf(peer):
                 self._core.lose_peer(peer)
@@ -277,11 +278,12 @@ class LaneKeeper:
         """True if this rank dials the lane, or has to find out whether its peer still listens."""
         if lane not in self._plan.expected or self._links[lane.peer] <= losses.lost:
             return True
-        return lane in losses.lost and self._has_moved(lane, source)
+        is_told = self._moved_ports.may_have_helped(lane)
+        return lane in losses.lost and self._has_moved(lane, source) and not is_told
 
     def _has_moved(self, lane: LaneId, source: str) -> bool:
-        """True if the peer cannot dial a lane any more, as its port here has another address."""
-        return source != self._plan.targets[lane].source
+        """True if the port of a lane has another address here than its peer may know."""
+        return source != self._plan.targets[lane].source or self._moved_ports.has_told(lane)
 
     def _hear(self, lane: LaneId) -> None:
         """Dials a lane anew whose peer has told where it listens now."""
@@ -343,8 +345,7 @@ class LaneKeeper:
 
 def _close_in_child() -> None:
     for keeper in list(_live):
-        for listener in keeper._plan.listeners:
-            listener.close()
+        keeper._acceptor.close_in_child()
         keeper._waker.close()
         keeper._woken.close()
         keeper._loop.close_in_child()

@@ -118,11 +118,12 @@ class Plan:
         their authenticated sockets. Lower ranks dial only to make a lane anew."""
         terms = Terms(role, self.job, self.world_size, -1, self.rank, epoch=self.epoch)
 
+        known = set(self.expected)
+        if role == Role.LANE_ANEW:
+            known = {*self.targets, *(lane._replace(lane=NEWS_LANE) for lane in self.targets)}
+
         def judge(claimed: Terms) -> RefusedError | None:
             lane = _lane_of(claimed)
-            known = set(self.expected)
-            if role == Role.LANE_ANEW:
-                known = {*self.targets, *(each._replace(lane=NEWS_LANE) for each in self.dials)}
             return admit(lane, claimed) if lane in known else unexpected(claimed)
 
         return Acceptor(

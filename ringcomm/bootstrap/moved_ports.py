@@ -1,10 +1,11 @@
 """Tells peers where a port listens whose address has moved.
 
-    a lost lane, which its peer dials, has another address here
-        --> this rank listens there, and tells so by a lane of another port --> the peer dials there
+    a lost lane has another address here than its peer knows
+        --> this rank listens there, and tells so by a lane of another port
+        --> the peer goes by that when it dials the lane, or by the lane
 
 Invariants: news is believed of the rank alone that has proven to be the lane's other end; the
-acceptor owns the sockets that listen on new addresses, one for each address that a port has now.
+acceptor owns the sockets that listen on new addresses, one for each address that a port ever had.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import ipaddress
 import socket
 import struct
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from .acceptor import Acceptor
 from .dialer import Dial
@@ -30,6 +31,16 @@ _PATIENCE = 5.0
 _NEWS = struct.Struct("<H62s")  # TCP port, address
 
 
+@dataclasses.dataclass
+class _Telling:
+    """What a peer was told last of a port."""
+
+    address: str
+    began: float
+    dial: Dial
+    tries: int = 1
+
+
 class MovedPorts:
     """Tells, and hears. close() it before the acceptor and the loop.
 
@@ -37,62 +48,79 @@ class MovedPorts:
         loop: where its sockets are watched.
         plan: news of a peer changes its targets.
         acceptor: lets in the peers that are told.
+        addresses_now: as in keeper.Keeping.
         heard: called with each lane whose target has changed.
     """
 
     def __init__(
-        self, loop: Loop, plan: Plan, acceptor: Acceptor, heard: Callable[[LaneId], None]
+        self,
+        loop: Loop,
+        plan: Plan,
+        acceptor: Acceptor,
+        addresses_now: Callable[[Collection[LaneId]], dict[LaneId, str]],
+        heard: Callable[[LaneId], None],
     ) -> None:
-        self._loop, self._plan, self._acceptor, self._heard = loop, plan, acceptor, heard
-        self._addresses: dict[LaneId, str] = {}  # that the peer was told last
+        self._loop, self._plan, self._acceptor = loop, plan, acceptor
+        self._addresses_now, self._heard = addresses_now, heard
+        self._told: dict[LaneId, _Telling] = {}
         self._listeners: dict[str, socket.socket] = {}
-        self._dials: dict[LaneId, tuple[Dial, float]] = {}
         self._readings: dict[socket.socket, Reading] = {}
 
     def close(self) -> None:
         """Closes the connections by which news goes and comes."""
-        for dial, _ in self._dials.values():
-            dial.stop()
+        for telling in self._told.values():
+            telling.dial.stop()
         for sock, reading in self._readings.items():
             reading.stop()
             sock.close()
 
+    def has_told(self, lane: LaneId) -> bool:
+        """Returns True if the peer was told where the lane's port listens."""
+        return _about(lane) in self._told
+
+    def may_have_helped(self, lane: LaneId) -> bool:
+        """Returns True if the peer was told so lately that it may not have dialled yet."""
+        telling = self._told.get(_about(lane))
+        return telling is not None and time.monotonic() < telling.began + _AGAIN
+
     def tell(self, moved: Mapping[LaneId, str], open_lanes: Collection[LaneId]) -> None:
         """Tells the peers of lanes, which are lost, the addresses that their ports have here."""
         now = time.monotonic()
-        news = {lane._replace(lane=NEWS_LANE): address for lane, address in moved.items()}
-        for lane in self._dials.keys() - news.keys():
-            self._dials.pop(lane)[0].stop()
-        for lane, address in news.items():
-            dial, began = self._dials.get(lane, (None, 0.0))
-            if self._addresses.get(lane) == address and dial is not None and now < began + _AGAIN:
+        for lane, address in {_about(lane): address for lane, address in moved.items()}.items():
+            told = self._told.get(lane)
+            if told is not None and told.address == address and now < told.began + _AGAIN:
                 continue
-            way = next((each for each in open_lanes if each.peer == lane.peer), None)
+            ways = sorted(
+                way for way in open_lanes if way.peer == lane.peer and way.rail != lane.rail
+            )
             with contextlib.suppress(OSError):  # the port has lost the address again
-                if way is not None:
-                    listener = self._listen(lane, address)
-                    if dial is not None:
-                        dial.stop()
-                    self._dials[lane] = self._dial(lane, way, address, listener), now
+                if ways:
+                    self._tell(lane, address, ways, now)
 
-    def _listen(self, lane: LaneId, address: str) -> socket.socket:
+    def _tell(self, lane: LaneId, address: str, ways: Sequence[LaneId], now: float) -> None:
         if address not in self._listeners:
             self._listeners[address] = listen(address)
             self._acceptor.add(self._listeners[address])
-        self._addresses[lane] = address
-        for old in self._listeners.keys() - set(self._addresses.values()):
-            self._acceptor.remove(self._listeners.pop(old))
-        return self._listeners[address]
+        told = self._told.get(lane)
+        if told is not None:
+            told.dial.stop()
+        tries = told.tries if told is not None else 0
+        way = ways[tries % len(ways)]
+        dial = self._plan.dial(
+            self._loop,
+            Role.LANE_ANEW,
+            lane,
+            lambda sock: self._say(sock, address),
+            self._addresses_now([way])[way],
+            by=way,
+        )
+        self._told[lane] = _Telling(address, now, dial, tries + 1)
 
-    def _dial(self, lane: LaneId, way: LaneId, address: str, listener: socket.socket) -> Dial:
-        news = _NEWS.pack(listener.getsockname()[1], address.encode())
-
-        def say(sock: socket.socket) -> None:
-            with contextlib.suppress(OSError):  # it is told again
-                sock.send(news, socket.MSG_NOSIGNAL)
-            sock.close()
-
-        return self._plan.dial(self._loop, Role.LANE_ANEW, lane, say, by=way)
+    def _say(self, sock: socket.socket, address: str) -> None:
+        news = _NEWS.pack(self._listeners[address].getsockname()[1], address.encode())
+        with contextlib.suppress(OSError):  # it is told again
+            sock.send(news, socket.MSG_NOSIGNAL)  # into an empty buffer: all of it
+        sock.close()
 
     def hear(self, lane: LaneId, sock: socket.socket) -> None:
         """Takes the news of a lane's port from a connection, and closes it."""
@@ -112,9 +140,12 @@ class MovedPorts:
         except ValueError:
             return
         for lane, target in self._plan.targets.items():
-            is_same_port = (lane.peer, lane.rail) == (about.peer, about.rail)
-            if is_same_port and there.version == ipaddress.ip_address(target.address).version:
-                self._plan.targets[lane] = dataclasses.replace(
-                    target, address=str(there), port=port
-                )
+            is_alike = there.version == ipaddress.ip_address(target.address).version
+            now = dataclasses.replace(target, address=str(there), port=port)
+            if _about(lane) == about and is_alike and now != target:
+                self._plan.targets[lane] = now
                 self._heard(lane)
+
+
+def _about(lane: LaneId) -> LaneId:
+    return lane._replace(lane=NEWS_LANE)
