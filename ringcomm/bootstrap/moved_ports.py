@@ -33,7 +33,7 @@ _NEWS = struct.Struct("<H62s")  # TCP port, address
 
 @dataclasses.dataclass
 class _Telling:
-    """What a peer was told last of a port."""
+    """Latest news of a port to one peer."""
 
     address: str
     began: float
