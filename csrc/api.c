@@ -47,7 +47,7 @@ void rc_comm_config_init(rc_comm_config *config)
                                .rank = 0,
                                .world_size = 1,
                                .segment_bytes = 256 << 10,
-                               .heartbeat_ms = 1000,
+                               .heartbeat_ms = 400,
                                .peer_timeout_ms = 10000};
 }
 

@@ -173,8 +173,9 @@ class Config:
     connect_timeout: float = 30.0
     """Seconds within which all ranks must have found each other."""
 
-    heartbeat: float = 1.0
-    """Seconds between signs of life on a silent lane. Same on all ranks."""
+    heartbeat: float = 0.4
+    """Seconds between signs of life on a silent lane: what is lost on a lane that was idle is found
+    that much later. Same on all ranks."""
 
     peer_timeout: float = 10.0
     """Seconds without any sign of life after which a peer is lost; without `recovery` also a lane

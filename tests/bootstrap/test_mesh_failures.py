@@ -47,7 +47,7 @@ def texts(outcomes: dict[int, Outcome]) -> list[str]:
     [
         (Config(lanes=2), "lanes differs between ranks: 1 on ranks 0-1, 2 on ranks 2-3"),
         (Config(heartbeat=15, peer_timeout=40), "peer_timeout differs between ranks: 10 on"),
-        (Config(heartbeat=0.25), "heartbeat differs between ranks: 1 on ranks 0-1, 0.25 on"),
+        (Config(heartbeat=0.25), "heartbeat differs between ranks: 0.4 on ranks 0-1, 0.25 on"),
     ],
     ids=["lanes", "peer_timeout", "heartbeat"],
 )
