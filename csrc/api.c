@@ -22,6 +22,16 @@ const char *rc_version(void)
     return RINGCOMM_VERSION;
 }
 
+const char *rc_algorithm_name(rc_algorithm algorithm)
+{
+    return plan_algorithm_name(algorithm);
+}
+
+rc_algorithm rc_estimate(int world_size, uint64_t wire_bytes, uint32_t link_mbit, double *seconds)
+{
+    return plan_estimate(world_size, wire_bytes, link_mbit, seconds);
+}
+
 const char *rc_kernel_set_name(int index)
 {
     const kernel_set *set = index < 0 ? NULL : kernels_at(index);

@@ -39,7 +39,7 @@ HARNESS = 1
 MBIT, PARAMETERS, LAYERS = 1000.0, 30e6, 30
 COMPUTE_PER_EXCHANGE, FORWARD = 2.0, 1 / 3
 MEASURED = (8, 1, 2, 4, 3, 5, 6, 7)
-HOP_S = 50e-6  # HOP_NS of csrc/plan/choose.c
+HOP_S = 50e-6  # HOP_NS of csrc/plan/schedule.h
 LINEAR, MODEL_WITHIN = 0.95, 0.10
 AFTER, DURING = "after backward", "during backward"
 

@@ -5,10 +5,10 @@
  * same on all ranks, so it is known before there is a work.
  *
  *   parts 0 .. n-1, each with its segments' payloads       float32
- *   | 0 1 2 .. | 0 1 2 .. | (own) | 0 1 2 .. |             | own part |      RC_DIRECT
+ *   | 0 1 2 .. | 0 1 2 .. | (own) | 0 1 2 .. |             | own part |      direct
  *
  *   one part of each rank
- *   | 0 1 2 .. | 0 1 2 .. |                                                  RC_ONE_SHOT
+ *   | 0 1 2 .. | 0 1 2 .. |                                                  one-shot
  *
  * Contributions to other ranks' parts are encoded; the one to this rank's own part is added as it
  * is, so it lies behind them as float32. When the work is over each payload is that of the result,
@@ -52,16 +52,16 @@ void encoded_layout(rc_layout *out, const work_env *env, const rc_call *call)
     quant_init(&q, env->engine->kernels, call, env->contributors);
     plan_init(&p, call, plan_choose(call, env->world_size, 0, 0, RC_AUTO), env->rank,
               env->world_size, quant_segment(&q, env->segment_bytes));
-    int is_direct = p.algorithm == RC_DIRECT;
-    uint64_t start = is_direct ? plan_src_offset(&p, (uint32_t)p.rank) : 0;
-    *out = (rc_layout){.parts = is_direct ? (uint64_t)p.world_size : 1,
-                       .terms = is_direct ? 1 : (uint64_t)p.world_size,
+    int has_part = plan_joins(&p) == PLAN_JOINS_ITS_PART;
+    uint64_t start = has_part ? plan_src_offset(&p, (uint32_t)p.rank) : 0;
+    *out = (rc_layout){.parts = has_part ? (uint64_t)p.world_size : 1,
+                       .terms = has_part ? 1 : (uint64_t)p.world_size,
                        .part_elems = p.chunk_elems,
                        .segment_elems = p.segment_elems,
                        .segment_bytes = aligned(quant_bytes(&q, p.segment_elems)),
-                       .own = is_direct ? p.rank : -1,
+                       .own = has_part ? p.rank : -1,
                        .plain_start = start < call->count ? start : call->count,
-                       .plain_count = is_direct ? plan_chunk_elems(&p, (uint32_t)p.rank) : 0};
+                       .plain_count = has_part ? plan_chunk_elems(&p, (uint32_t)p.rank) : 0};
     out->part_bytes = bytes_of_part(&q, &p, out->segment_bytes);
     out->plain = out->terms * out->parts * out->part_bytes;
     out->bytes = out->plain + out->plain_count * sizeof(float);

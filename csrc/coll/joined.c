@@ -6,13 +6,13 @@
 
 int joined_sends_src(const rc_work *w)
 {
-    return w->plan.algorithm == RC_ONE_SHOT && codec_sends_plain(&w->codec);
+    return plan_joins(&w->plan) == PLAN_JOINS_ALL && codec_sends_plain(&w->codec);
 }
 
 rc_result joined_init(rc_work *w)
 {
     const plan *p = &w->plan;
-    int others = p->world_size - 1, own = p->algorithm == RC_ONE_SHOT;
+    int others = p->world_size - 1, own = plan_joins(p) == PLAN_JOINS_ALL;
     return join_init(&w->join, plan_segments(p, (uint32_t)p->rank), p->world_size,
                      others + (joined_sends_src(w) ? others : own));
 }
@@ -23,7 +23,8 @@ rc_result joined_segment(rc_work *w, uint32_t chunk, uint32_t segment)
     size_t n = plan_segment_elems(p, chunk, segment);
     uint8_t *dst = work_dst(w, chunk, segment), *out = dst;
     pool_buffer *wire = NULL;
-    int encoded = p->algorithm == RC_DIRECT && !codec_stores_plain(&w->codec);
+    int sends = plan_joins(p) == PLAN_JOINS_ITS_PART;
+    int encoded = sends && !codec_stores_plain(&w->codec);
     if (encoded) {
         if ((wire = pool_take(w->env->buffers)) == NULL)
             return RC_NO_MEMORY;
@@ -35,7 +36,7 @@ rc_result joined_segment(rc_work *w, uint32_t chunk, uint32_t segment)
     w->receives_left -= (uint64_t)p->world_size - 1;
     if (encoded)
         codec_store(&w->codec, dst, out, n);
-    if (p->algorithm != RC_DIRECT)
+    if (!sends)
         return RC_OK;
     return work_send_result(w, segment, out, work_segment_bytes(w, n), wire);
 }

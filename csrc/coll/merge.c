@@ -19,6 +19,11 @@ static piece piece_of(const rc_work *w, uint32_t chunk, uint32_t segment)
                    .elems = plan_segment_elems(&w->plan, chunk, segment)};
 }
 
+static uint32_t unit_number(const rc_work *w, const piece *at)
+{
+    return at->part * plan_segments(&w->plan, 0) + at->segment;
+}
+
 rc_result merge_init(rc_work *w)
 {
     const plan *p = &w->plan;
@@ -60,13 +65,11 @@ static rc_result send_results(rc_work *w, const piece *at, const uint8_t *payloa
     return result;
 }
 
-rc_result merge_start(rc_work *w)
+rc_result merge_start(rc_work *w, uint32_t chunk)
 {
-    const plan *p = &w->plan;
-    uint32_t chunk = plan_send_after_turns(p, 0, 0);
-    for (uint32_t segment = 0; chunk != PLAN_NO_CHUNK && segment < w->turns.units; segment++) {
+    for (uint32_t segment = 0; segment < plan_segments(&w->plan, chunk); segment++) {
         piece at = piece_of(w, chunk, segment);
-        turns_unit *unit = &w->turns.of[segment];
+        turns_unit *unit = &w->turns.of[unit_number(w, &at)];
         if ((unit->value = pool_take(w->env->buffers)) == NULL)
             return RC_NO_MEMORY;
         codec_encode(&w->codec, unit->value->data, work_src(w, at.chunk, segment), at.elems);
@@ -75,7 +78,7 @@ rc_result merge_start(rc_work *w)
             return RC_NO_MEMORY;
         frame->payload = unit->value->data;
         frame->buffer = pool_share(unit->value);
-        link_queue(w->env->links[plan_rank_at(p, at.chunk, 1)], frame);
+        link_queue(w->env->links[plan_rank_at(&w->plan, at.chunk, 1)], frame);
     }
     return RC_OK;
 }
@@ -133,7 +136,7 @@ static rc_result take_unit_turn(rc_work *w, const piece *at, turns_unit *unit, p
 rc_result merge_take(rc_work *w, const frame_header *h, pool_buffer *buffer)
 {
     piece at = piece_of(w, h->chunk, h->segment);
-    uint32_t number = at.part * plan_segments(&w->plan, 0) + at.segment;
+    uint32_t number = unit_number(w, &at);
     turns_keep(&w->turns, number, plan_turn(&w->plan, h->chunk), buffer);
     while ((buffer = turns_next(&w->turns, number)) != NULL)
         RC_TRY(take_unit_turn(w, &at, &w->turns.of[number], buffer));

@@ -19,8 +19,8 @@
 
 /* Makes room for what is merged here. Returns RC_NO_MEMORY or RC_OK. */
 rc_result merge_init(rc_work *w);
-/* Begins doubling: queues copies of this rank's own values, unless others come in first. */
-rc_result merge_start(rc_work *w);
+/* Queues copies of this rank's own values as a chunk, and keeps them for the part's turns. */
+rc_result merge_start(rc_work *w, uint32_t chunk);
 /* Takes a contribution, and its buffer, when it has come. The work may be complete with the last
  * frame. */
 rc_result merge_take(rc_work *w, const frame_header *h, pool_buffer *buffer);

@@ -37,6 +37,7 @@ rc_result quantised_create(rc_work *w)
     w->quantised = calloc(1, sizeof *w->quantised + ranks * sizeof w->quantised->to[0]);
     if (w->quantised == NULL)
         return RC_NO_MEMORY;
+    w->machine = &quantised_machine;
     w->quant = &w->quantised->codec;
     quant_init(&w->quantised->codec, w->env->engine->kernels, &w->call, w->env->contributors);
     if (w->call.encoded)
@@ -51,7 +52,7 @@ void quantised_destroy(rc_work *w)
 
 /* ---- geometry ---- */
 
-uint64_t quantised_segment(const rc_work *w)
+static uint64_t quantised_segment_elems(const rc_work *w)
 {
     return quant_segment(&w->quantised->codec, w->env->segment_bytes);
 }
@@ -73,7 +74,7 @@ static uint8_t *payload_at(const rc_work *w, uint32_t place, uint32_t segment)
 /* Returns 1 if the caller, who has encoded this rank's contribution, adds both ranks' itself. */
 static int is_left_to_caller(const rc_work *w)
 {
-    return w->call.encoded && w->plan.algorithm == RC_ONE_SHOT;
+    return w->call.encoded && plan_joins(&w->plan) == PLAN_JOINS_ALL;
 }
 
 /* Returns the place of a segment's payload: of the contribution, then of the result. */
@@ -107,7 +108,7 @@ static feedback_range own_part(const rc_work *w)
     const plan *p = &w->plan;
     uint32_t chunk = (uint32_t)p->rank; /* rank 0's contribution to it */
     uint64_t start = first_elem(w) + plan_src_offset(p, chunk);
-    if (p->algorithm != RC_DIRECT || plan_chunk_elems(p, chunk) == 0)
+    if (plan_joins(p) != PLAN_JOINS_ITS_PART || plan_chunk_elems(p, chunk) == 0)
         return (feedback_range){0};
     return (feedback_range){start, start + plan_chunk_elems(p, chunk)};
 }
@@ -175,7 +176,7 @@ static rc_result send_own(rc_work *w, uint32_t chunk, uint32_t segment)
 static uint32_t chunk_towards(const plan *p, int peer)
 {
     uint32_t n = (uint32_t)p->world_size, rank = (uint32_t)p->rank;
-    if (p->algorithm != RC_RING)
+    if (plan_joins(p) != PLAN_JOINS_NOTHING)
         return rank * n + (uint32_t)peer;
     return plan_rank_at(p, rank, 1) == peer ? rank : PLAN_NO_CHUNK;
 }
@@ -188,7 +189,7 @@ static int contribution_may_leave(const rc_work *w, int peer)
     return chunk != PLAN_NO_CHUNK && to->ahead < AHEAD && to->next < plan_segments(&w->plan, chunk);
 }
 
-int quantised_can_send_more(const rc_work *w)
+static int quantised_can_send_more(const rc_work *w)
 {
     for (int peer = 0; peer < w->plan.world_size; peer++)
         if (peer != w->plan.rank && contribution_may_leave(w, peer))
@@ -198,7 +199,7 @@ int quantised_can_send_more(const rc_work *w)
 
 /* The flag sending_more stops the recursion: a frame that reaches a socket at once calls this
  * again. */
-rc_result quantised_send_more(rc_work *w)
+static rc_result quantised_send_more(rc_work *w)
 {
     struct quantised *q = w->quantised;
     int n = w->plan.world_size, rank = w->plan.rank;
@@ -217,18 +218,18 @@ rc_result quantised_send_more(rc_work *w)
     return result;
 }
 
-rc_result quantised_start(rc_work *w)
+static rc_result quantised_start(rc_work *w)
 {
     const plan *p = &w->plan;
-    int own_too = p->algorithm == RC_ONE_SHOT && !w->call.encoded;
-    if (p->algorithm != RC_RING)
+    int own_too = plan_joins(p) == PLAN_JOINS_ALL && !w->call.encoded;
+    if (plan_joins(p) != PLAN_JOINS_NOTHING)
         RC_TRY(join_init(&w->join, plan_segments(p, (uint32_t)p->rank), p->world_size,
                          p->world_size - 1 + own_too));
     RC_TRY(begin_feedback(w));
     return quantised_send_more(w);
 }
 
-void quantised_released(rc_work *w, const out_frame *frame)
+static void quantised_released(rc_work *w, const out_frame *frame)
 {
     const plan *p = &w->plan;
     const frame_header *h = &frame->header;
@@ -286,13 +287,13 @@ static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
     const plan *p = &w->plan;
     struct quantised *q = w->quantised;
     size_t elems = plan_segment_elems(p, chunk, segment);
-    int is_direct = p->collective == RC_ALLREDUCE && p->algorithm == RC_DIRECT;
+    int sends = p->collective == RC_ALLREDUCE && plan_joins(p) == PLAN_JOINS_ITS_PART;
     if (is_left_to_caller(w))
         return leave_both(w, chunk, segment);
     void *dst = w->call.encoded ? NULL : work_dst(w, chunk, segment);
     quant_terms terms = terms_of(w, chunk, segment);
     w->receives_left -= (uint64_t)p->world_size - 1;
-    if (is_direct)
+    if (sends)
         return join_and_send(w, segment, dst, &terms, elems);
     quant_join(&q->codec, dst, &terms, elems, &q->poisoned);
     join_drop(&w->join, segment, w->env->buffers);
@@ -306,7 +307,7 @@ static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
 static rc_result keep_own(rc_work *w, uint32_t chunk, uint32_t segment, pool_buffer *buffer)
 {
     struct quantised *q = w->quantised;
-    if (w->plan.algorithm == RC_ONE_SHOT)
+    if (plan_joins(&w->plan) == PLAN_JOINS_ALL)
         return join_keep(&w->join, segment, w->plan.rank, pool_share(buffer))
                    ? join_segment(w, chunk, segment)
                    : RC_OK;
@@ -316,18 +317,15 @@ static rc_result keep_own(rc_work *w, uint32_t chunk, uint32_t segment, pool_buf
     return RC_OK;
 }
 
-rc_result quantised_encode(rc_work *w, out_frame *frame)
+static rc_result quantised_encode(rc_work *w, out_frame *frame)
 {
     struct quantised *q = w->quantised;
     uint32_t chunk = frame->header.chunk, segment = frame->header.segment;
     uint64_t elem = src_elem(w, chunk, segment);
     size_t elems = plan_segment_elems(&w->plan, chunk, segment);
-    if ((frame->buffer = pool_take(w->env->buffers)) == NULL)
-        return RC_NO_MEMORY;
     quant_encode(&q->codec, frame->buffer->data, frame->encode_src, at(q->feedback.worker_in, elem),
                  left_at(q->feedback.worker_out, elem), elems, &q->poisoned);
     frame->header.length = (uint32_t)quant_bytes(&q->codec, elems);
-    frame->payload = frame->buffer->data;
     frame->encode_src = NULL;
     return keep_own(w, chunk, segment, frame->buffer);
 }
@@ -352,8 +350,10 @@ static rc_result store_segment(rc_work *w, const frame_header *h, pool_buffer *b
     return RC_OK;
 }
 
-rc_result quantised_end(rc_work *w, const frame_header *h, pool_buffer *buffer)
+static rc_result quantised_end(rc_work *w, const frame_header *h, const uint8_t *payload,
+                               pool_buffer *buffer)
 {
+    (void)payload;
     if (plan_action_at(&w->plan, h->chunk, h->step) == PLAN_STORE)
         return store_segment(w, h, buffer);
     int is_last;
@@ -397,13 +397,22 @@ static void poison_result(const rc_work *w)
         quant_fill_nan(called->dtype, called->dst, gathers ? w->plan.total_elems : called->count);
 }
 
-void quantised_finish(rc_work *w, rc_result result)
+static void quantised_finish(rc_work *w)
 {
     const rc_call *called = work_user_call(w);
-    if (result != RC_OK)
-        return;
     if (is_poisoned(w))
         poison_result(w);
     else if (called->feedback != NULL)
         feedback_commit(called->feedback, called->op);
 }
+
+const work_machine quantised_machine = {
+    .segment_elems = quantised_segment_elems,
+    .start = quantised_start,
+    .send_more = quantised_send_more,
+    .can_send_more = quantised_can_send_more,
+    .encode = quantised_encode,
+    .released = quantised_released,
+    .end = quantised_end,
+    .finish = quantised_finish,
+};

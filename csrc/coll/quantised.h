@@ -39,26 +39,9 @@
 
 #include "work.h"
 
-/* Allocates the machine's state, once env and codec are known and before there is a plan. */
+/* Has this machine run the work: allocates its state, once env and codec are known and before there
+ * is a plan. */
 rc_result quantised_create(rc_work *w);
 void quantised_destroy(rc_work *w);
-/* Begins the use of the feedback and sends this rank's first segments. */
-rc_result quantised_start(rc_work *w);
-/* Sends a segment to each peer that may have one. */
-rc_result quantised_send_more(rc_work *w);
-/* Returns 1 if quantised_send_more would send one now. */
-int quantised_can_send_more(const rc_work *w);
-
-/* Returns the elements of the largest segment. */
-uint64_t quantised_segment(const rc_work *w);
-
-/* Makes the payload of a frame that leaves. Returns RC_NO_MEMORY or RC_OK. */
-rc_result quantised_encode(rc_work *w, out_frame *frame);
-/* Notes that a frame of the work is released. */
-void quantised_released(rc_work *w, const out_frame *frame);
-/* Takes a payload that has come, and its buffer. */
-rc_result quantised_end(rc_work *w, const frame_header *h, pool_buffer *buffer);
-/* Ends the work with this result: replaces the residuals, or leaves them. */
-void quantised_finish(rc_work *w, rc_result result);
 
 #endif

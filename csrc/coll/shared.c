@@ -333,7 +333,7 @@ static int takes_whole(const shared_memory *s, const shared_run *run, rc_algorit
     uint64_t wire_bytes = run->call.count * run->codec.wire_bytes;
     if (run->call.collective != RC_ALLREDUCE)
         return 1;
-    return s->hosts == 1 && plan_choose_shared(s->region.ranks, wire_bytes, wanted) == RC_ONE_SHOT;
+    return s->hosts == 1 && plan_shares_whole(s->region.ranks, wire_bytes, wanted);
 }
 
 void shared_enter(shared_memory *s, rc_work *w, work_env *env)

@@ -7,9 +7,6 @@
 #include "../base/clock.h"
 #include "../base/error.h"
 #include "joined.h"
-#include "keep.h"
-#include "merge.h"
-#include "one_shot.h"
 #include "quantised.h"
 #include "segments.h"
 
@@ -20,10 +17,7 @@ static void count_frame(rc_work *w, out_frame *frame)
 {
     frame->has_left = 1;
     w->sends_left--;
-    if (w->quantised != NULL)
-        quantised_released(w, frame);
-    else if (joined_sends_src(w))                          /* if it never will, the work fails */
-        (void)joined_note_event(w, frame->header.segment); /* without memory of its own */
+    w->machine->released(w, frame);
 }
 
 /* Has the frame need nothing of its work any more. */
@@ -105,15 +99,11 @@ int work_env_encode(work_env *env, out_frame *frame)
 {
     if (frame->encode_src == NULL)
         return 1;
-    rc_work *w = frame->owner;
-    if (w->quantised != NULL)
-        return quantised_encode(w, frame) == RC_OK;
     if ((frame->buffer = pool_take(env->buffers)) == NULL)
         return 0;
-    codec_encode(&w->codec, frame->buffer->data, frame->encode_src, frame->encode_count);
     frame->payload = frame->buffer->data;
-    frame->encode_src = NULL;
-    return 1;
+    rc_work *w = frame->owner;
+    return w->machine->encode(w, frame) == RC_OK;
 }
 
 void work_env_destroy(work_env *env)
@@ -141,6 +131,7 @@ rc_work *work_create(rc_engine *engine, const rc_call *call, uint32_t spin_us)
     w->engine = engine;
     engine_retain(engine);
     w->done_entry.drop = drop_done;
+    w->machine = &plain_machine;
     w->call = *call;
     w->fingerprint = fingerprint_of(call);
     w->call.op = fingerprint_op(w->fingerprint);
@@ -172,16 +163,6 @@ rc_result work_add_residual(rc_work *w, int contributors)
     rc_result result = add_residual(w, contributors);
     float_mode_leave(mode);
     return result;
-}
-
-/* Clears residuals that were sent without being encoded, once they have arrived. */
-static void finish_residual(const rc_work *w, rc_result result)
-{
-    const rc_call *call = work_user_call(w);
-    uint64_t all =
-        call->count * (call->collective == RC_ALLGATHER ? (uint64_t)w->plan.world_size : 1);
-    if (result == RC_OK && quant_is_finite(call->dtype, call->dst, all))
-        feedback_clear(call->feedback);
 }
 
 void work_retain(rc_work *w)
@@ -253,10 +234,8 @@ void work_finish(rc_work *w, rc_result result, const rc_error *error)
         join_destroy(&w->join, w->env->buffers);
         turns_destroy(&w->turns, w->env->buffers);
     }
-    if (w->quantised != NULL)
-        quantised_finish(w, result);
-    else if (w->src_with_residual != NULL)
-        finish_residual(w, result);
+    if (result == RC_OK)
+        w->machine->finish(w);
     if (result != RC_OK) {
         w->error = *error;
         w->error.code = result;
@@ -305,76 +284,6 @@ static rc_result make_bits(rc_work *w)
     return RC_NO_MEMORY;
 }
 
-/* Makes room for what is joined or merged here; a ring needs none. */
-static rc_result make_merge_room(rc_work *w)
-{
-    const plan *p = &w->plan;
-    if (p->algorithm == RC_RING)
-        return RC_OK;
-    if (plan_merges(p))
-        return merge_init(w);
-    return joined_init(w);
-}
-
-/* ---- sending ---- */
-
-/* Queues a segment of this rank's own, from src. */
-static rc_result start_own_segment(rc_work *w, uint32_t chunk, uint32_t segment)
-{
-    out_frame *frame = work_frame(w, chunk, segment, 0);
-    if (frame == NULL)
-        return RC_NO_MEMORY;
-    if (codec_sends_plain(&w->codec)) {
-        frame->payload = work_src(w, chunk, segment);
-    } else {
-        frame->encode_src = work_src(w, chunk, segment);
-        frame->encode_count = plan_segment_elems(&w->plan, chunk, segment);
-    }
-    link_queue(w->env->links[plan_rank_at(&w->plan, chunk, 1)], frame);
-    return RC_OK;
-}
-
-static rc_result start_chunk(rc_work *w, uint32_t chunk)
-{
-    for (uint32_t segment = 0; segment < plan_segments(&w->plan, chunk); segment++)
-        RC_TRY(start_own_segment(w, chunk, segment));
-    return RC_OK;
-}
-
-static rc_result start_chunks(rc_work *w)
-{
-    uint32_t first, count = plan_initial_chunks(&w->plan, &first);
-    for (uint32_t chunk = first; chunk < first + count; chunk++)
-        if (plan_hops(&w->plan, chunk) > 0)
-            RC_TRY(start_chunk(w, chunk));
-    return RC_OK;
-}
-
-/* Sends the chunks for which this rank waits for nothing: as a leaf of a part's tree, or one that
- * sits out. The chunk with the farthest to go leaves first: the part of the rank before, then the
- * one before that. */
-static rc_result start_leaving(rc_work *w)
-{
-    uint32_t parts = plan_parts(&w->plan);
-    for (uint32_t i = 1; i <= parts; i++) {
-        uint32_t part = ((uint32_t)w->plan.rank + parts - i) % parts;
-        uint32_t chunk = plan_send_after_turns(&w->plan, part, 0);
-        if (chunk != PLAN_NO_CHUNK)
-            RC_TRY(start_chunk(w, chunk));
-    }
-    return RC_OK;
-}
-
-static rc_result start_frames(rc_work *w)
-{
-    switch (w->plan.algorithm) {
-    case RC_ONE_SHOT: return one_shot_start(w);
-    case RC_DOUBLING: return plan_turns(&w->plan, 0) > 0 ? merge_start(w) : start_leaving(w);
-    case RC_HALVING: return start_leaving(w);
-    default: return start_chunks(w);
-    }
-}
-
 uint64_t work_wire_bytes(const rc_call *call, const work_env *env)
 {
     if (plan_quantises(call)) {
@@ -393,15 +302,6 @@ rc_algorithm work_algorithm(const rc_call *call, const work_env *env)
                        env->algorithm);
 }
 
-static uint64_t segment_limit(const rc_work *w)
-{
-    uint64_t elem_bytes = w->codec.wire_bytes;
-    if (w->quantised != NULL)
-        return quantised_segment(w);
-    return plan_segment_limit(&w->call, w->env->world_size, elem_bytes,
-                              w->env->segment_bytes / elem_bytes);
-}
-
 rc_result work_start(rc_work *w, work_env *env)
 {
     w->env = env;
@@ -411,23 +311,14 @@ rc_result work_start(rc_work *w, work_env *env)
         w->codec.pre = 1.0F; /* the values are scaled by it already */
     if (quantised_takes(&w->call, env->world_size))
         RC_TRY(quantised_create(w));
-    plan_init(&w->plan, &w->call, work_algorithm(&w->call, env), env->rank, env->world_size,
-              segment_limit(w));
-    if (env->one_host && w->quantised == NULL)
-        plan_cut_coarsely(&w->plan, segment_limit(w));
+    uint64_t most = w->machine->segment_elems(w);
+    plan_init(&w->plan, &w->call, work_algorithm(&w->call, env), env->rank, env->world_size, most);
+    if (env->one_host && w->machine->may_cut_coarsely)
+        plan_cut_coarsely(&w->plan, most);
     w->receives_left = plan_receives(&w->plan, -1) + (w->is_shared ? 1 : 0);
     w->sends_left = plan_sends(&w->plan, -1);
     RC_TRY(make_bits(w));
-    if (w->quantised != NULL)
-        return quantised_start(w);
-    RC_TRY(make_merge_room(w));
-    keep_begin(w);
-    RC_TRY(start_frames(w));
-    /* Every rank begins with another receiver, the next rank, so that no switch port sees many
-     * senders at once. */
-    for (int distance = 1; distance < env->world_size; distance++)
-        link_pump(env->links[(env->rank + distance) % env->world_size]);
-    return RC_OK;
+    return w->machine->start(w);
 }
 
 /* ---- receiving ---- */
@@ -461,8 +352,8 @@ rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *plac
     w->seen[number / 64] |= bit;
     place->owner = w;
     work_note_start(w);
-    if (plan_action_at(p, h->chunk, h->step) == PLAN_STORE && w->quantised == NULL &&
-        codec_stores_plain(&w->codec)) {
+    if (plan_action_at(p, h->chunk, h->step) == PLAN_STORE && w->machine->stores_in_place != NULL &&
+        w->machine->stores_in_place(w)) {
         place->data = work_dst(w, h->chunk, h->segment);
         return RC_OK;
     }
@@ -481,66 +372,19 @@ void work_abandon(rc_work *w, const frame_header *h, rx_place *place)
     *place = (rx_place){0};
 }
 
-/* Reduces a segment that came in a pool buffer, and stores it if its sum is complete. Returns where
- * its outgoing payload lies; *buffer is NULL afterwards if that is not the buffer. */
-static const uint8_t *reduce_segment(rc_work *w, const frame_header *h, pool_buffer **buffer)
-{
-    size_t n = plan_segment_elems(&w->plan, h->chunk, h->segment);
-    const uint8_t *src = work_src(w, h->chunk, h->segment);
-    uint8_t *data = (*buffer)->data;
-    int last = h->step + 1U == plan_reduce_hops(&w->plan);
-    if (!last || !codec_stores_plain(&w->codec)) {
-        codec_reduce(&w->codec, data, data, src, n, last);
-        if (last)
-            codec_store(&w->codec, work_dst(w, h->chunk, h->segment), data, n);
-        return data;
-    }
-    uint8_t *dst = work_dst(w, h->chunk, h->segment);
-    codec_reduce(&w->codec, dst, data, src, n, 1);
-    pool_return(w->env->buffers, *buffer);
-    *buffer = NULL;
-    return dst;
-}
-
-static rc_result send_on(rc_work *w, const frame_header *h, const uint8_t *payload,
-                         pool_buffer *buffer)
-{
-    if (plan_merges(&w->plan))
-        return merge_pass_on(w, h, payload, buffer);
-    if (h->step + 1U == plan_hops(&w->plan, h->chunk)) {
-        pool_return(w->env->buffers, buffer);
-        return RC_OK;
-    }
-    return work_send(w, h->chunk, h->segment, h->step + 1U, payload, buffer);
-}
-
 rc_result work_end(rc_work *w, const frame_header *h, rx_place *place)
 {
-    pool_buffer *buffer = place->buffer;
-    const uint8_t *payload = place->data;
+    rx_place came = *place;
     *place = (rx_place){0};
-    if (w->quantised != NULL)
-        return quantised_end(w, h, buffer);
-    plan_action action = plan_action_at(&w->plan, h->chunk, h->step);
-    w->receives_left -= action != PLAN_MERGE && action != PLAN_JOIN; /* counted when reduced */
-    switch (action) {
-    case PLAN_MERGE: return merge_take(w, h, buffer);
-    case PLAN_JOIN: return joined_take(w, h, buffer);
-    case PLAN_REDUCE: payload = reduce_segment(w, h, &buffer); break;
-    case PLAN_STORE:
-        if (buffer != NULL)
-            codec_store(&w->codec, work_dst(w, h->chunk, h->segment), payload,
-                        plan_segment_elems(&w->plan, h->chunk, h->segment));
-    }
-    return send_on(w, h, payload, buffer);
+    return w->machine->end(w, h, came.data, came.buffer);
 }
 
 rc_result work_send_more(rc_work *w)
 {
-    return w->quantised != NULL ? quantised_send_more(w) : RC_OK;
+    return w->machine->send_more != NULL ? w->machine->send_more(w) : RC_OK;
 }
 
 int work_can_send_more(const rc_work *w)
 {
-    return w->quantised != NULL && quantised_can_send_more(w);
+    return w->machine->send_more != NULL && w->machine->can_send_more(w);
 }

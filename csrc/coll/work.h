@@ -1,8 +1,9 @@
 /* work.h - one collective in flight: runs a plan over links with a codec. The interface of coll/ to
  * other folders, with shared.h (works through the memory of one host) and feedback.h (residuals).
  *
- *   joined.h     joins all contributions to a segment      keep.h       copies a rank's own values
- *   merge.h      merges them in turns                      one_shot.h   sends to all others
+ *   plain.c      codecs whose elements stand alone         keep.h       copies a rank's own values
+ *   joined.h     joins all contributions to a segment
+ *   merge.h      merges them in turns                      to_all.h     sends to all others
  *   quantised.h  codecs of few bits                        join.h, turns.h, marks.h  what they keep
  *   segments.c   what all of these use: places, frames
  *
@@ -56,6 +57,31 @@ typedef struct work_env {
 
 struct quantised; /* the state of quantised.c */
 
+/* Functions of a machine, which runs works of its codecs. */
+typedef struct work_machine {
+    /* Returns the elements of the largest segment; may_cut_coarsely: among ranks of one host they
+     * may be larger than elsewhere. */
+    uint64_t (*segment_elems)(const rc_work *w);
+    int may_cut_coarsely;
+    /* Queues the frames that start here, once there is a plan. */
+    rc_result (*start)(rc_work *w);
+    rc_result (*send_more)(rc_work *w); /* NULL: start queues all */
+    int (*can_send_more)(const rc_work *w);
+    /* Encodes a frame's encode_src into its buffer, which is its payload. */
+    rc_result (*encode)(rc_work *w, out_frame *frame);
+    /* Notes that a frame has left, or never will. */
+    void (*released)(rc_work *w, const out_frame *frame);
+    /* Returns 1 if a final segment may come in dst itself; NULL: it may not. */
+    int (*stores_in_place)(const rc_work *w);
+    /* Takes a payload that has come, and its buffer (NULL: it is in dst). */
+    rc_result (*end)(rc_work *w, const frame_header *h, const uint8_t *payload,
+                     pool_buffer *buffer);
+    /* Replaces or clears residuals, after a success. */
+    void (*finish)(rc_work *w);
+} work_machine;
+
+extern const work_machine plain_machine, quantised_machine;
+
 /* States of a work; work_moves has what may follow what. */
 typedef enum work_state {
     WORK_SUBMITTED, /* in the communicator's inbox */
@@ -77,7 +103,8 @@ struct rc_work {
     keyed_queues *index;
     list_node unannounced, runnable; /* in lists of the communicator's (comm/) */
     rc_engine *engine;
-    work_env *env;    /* valid while active */
+    work_env *env; /* valid while active */
+    const work_machine *machine;
     work_state state; /* set by work_move alone */
     rc_call call;
     uint64_t seq;

@@ -72,7 +72,7 @@ void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
                        rc_result_name(result));
         return;
     }
-    if (w->state == WORK_ON_LINKS && (w->quantised != NULL || keep_is_left(w)))
+    if (w->state == WORK_ON_LINKS && (w->machine->send_more != NULL || keep_is_left(w)))
         list_append(&c->runnable, &w->runnable);
     comm_announce(c, w, env); /* also if the work is over: others' calls must still match */
     comm_unexpected_replay(c, w);

@@ -116,16 +116,25 @@ typedef enum rc_collective {
 #define RC_COLLECTIVE_COUNT 11
 
 /* Algorithm of an all-reduce; other collectives have no choice. RC_DIRECT and RC_ONE_SHOT add in
- * order of rank, with one rounding per contribution, not per hop. */
+ * order of rank, with one rounding per contribution, not per hop. Of those that take the same time
+ * by the cost model the first one is chosen. */
 typedef enum rc_algorithm {
     RC_AUTO = 0,
     RC_RING = 1,     /* each part travels around: least to send, 2 (world_size - 1) hops */
-    RC_DIRECT = 2,   /* each part to its owner, its sum from there to all: as much, 2 hops */
-    RC_ONE_SHOT = 3, /* everything to everyone: world_size / 2 times as much, 1 hop */
-    RC_DOUBLING = 4, /* pairs exchange all they have: the tensor on each of log2 world_size hops */
+    RC_ONE_SHOT = 2, /* everything to everyone: world_size / 2 times as much, 1 hop */
+    RC_DOUBLING = 3, /* pairs exchange all they have: the tensor on each of log2 world_size hops */
+    RC_DIRECT = 4,   /* each part to its owner, its sum from there to all: as much, 2 hops */
     RC_HALVING = 5,  /* parts along trees to their owners and back: as the ring, 2 log2 hops */
 } rc_algorithm;
 #define RC_ALGORITHM_COUNT 6
+
+/* Returns an algorithm's name, "ring"; that of RC_AUTO is "auto"; NULL for a value that is none. */
+const char *rc_algorithm_name(rc_algorithm algorithm);
+
+/* Returns the cost model's choice for an all-reduce of wire_bytes among hosts, two or more, whose
+ * ports have link_mbit Mbit/s (0: not known). Writes the time by each algorithm, in
+ * seconds[RC_ALGORITHM_COUNT]; RC_AUTO's is 0. */
+rc_algorithm rc_estimate(int world_size, uint64_t wire_bytes, uint32_t link_mbit, double *seconds);
 
 /* Returns the bytes of one element; 0 for a value that is no dtype. */
 size_t rc_dtype_size(rc_dtype dtype);

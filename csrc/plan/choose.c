@@ -31,11 +31,9 @@
  */
 #include <math.h>
 
-#include "plan.h"
+#include "schedule.h"
 
-/* Costs between hosts whose threads sleep when they wait. */
-#define HOP_NS 50e3
-#define MESSAGE_NS 25e3
+/* Cost of a segment, beside those of a hop and a message (schedule.h). */
 #define FRAME_NS 20e3
 /* Rate of TCP over 1 Gbit/s. */
 #define BYTES_PER_NS 0.117
@@ -50,24 +48,6 @@
 /* Part of a ring's time below which its hops do not matter. */
 #define SHOWS 0.05
 
-/* Returns the time (ns) of an all-reduce whose bytes take `whole` ns on the wire. */
-static double time_of(rc_algorithm algorithm, int world_size, double whole)
-{
-    double n = world_size, shared = 2 * (n - 1) / n * whole;
-    double exchange = HOP_NS + (n - 2) * MESSAGE_NS;
-    int down = 0;
-    while (world_size >> (down + 1) > 0)
-        down++;
-    int up = down + (world_size > 1 << down);
-    switch (algorithm) {
-    case RC_DIRECT: return 2 * exchange + shared;
-    case RC_ONE_SHOT: return exchange + (n - 1) * whole;
-    case RC_DOUBLING: return (down + 2 * (up - down)) * (HOP_NS + whole);
-    case RC_HALVING: return 2 * up * HOP_NS + shared;
-    default: return 2 * (n - 1) * HOP_NS + shared;
-    }
-}
-
 static rc_algorithm one_plan(const rc_call *call, int world_size)
 {
     switch (call->collective) {
@@ -77,28 +57,35 @@ static rc_algorithm one_plan(const rc_call *call, int world_size)
     }
 }
 
+rc_algorithm plan_estimate(int world_size, uint64_t wire_bytes, uint32_t link_mbit, double *seconds)
+{
+    uint32_t mbit = link_mbit == 0 ? UNKNOWN_MBIT : link_mbit < MOST_MBIT ? link_mbit : MOST_MBIT;
+    double whole = (double)wire_bytes / (BYTES_PER_NS / 1000 * mbit);
+    double ring = schedule_ring.time(world_size, whole), least = ring;
+    rc_algorithm best = RC_RING;
+    seconds[RC_AUTO] = 0.0;
+    for (int a = RC_AUTO + 1; a < RC_ALGORITHM_COUNT; a++) {
+        double time = schedule_of((rc_algorithm)a)->time(world_size, whole);
+        seconds[a] = time * 1e-9;
+        if (time < least) {
+            least = time;
+            best = (rc_algorithm)a;
+        }
+    }
+    return ring - least < SHOWS * ring ? RC_RING : best;
+}
+
 rc_algorithm plan_choose(const rc_call *call, int world_size, uint64_t wire_bytes,
                          uint32_t link_mbit, rc_algorithm wanted)
 {
-    static const rc_algorithm others[] = {RC_ONE_SHOT, RC_DOUBLING, RC_DIRECT, RC_HALVING};
     if (world_size > 1 && plan_quantises(call))
         return one_plan(call, world_size);
     if (call->collective != RC_ALLREDUCE || world_size == 1)
         return RC_RING;
     if (wanted != RC_AUTO)
         return wanted;
-    uint32_t mbit = link_mbit == 0 ? UNKNOWN_MBIT : link_mbit < MOST_MBIT ? link_mbit : MOST_MBIT;
-    double whole = (double)wire_bytes / (BYTES_PER_NS / 1000 * mbit);
-    double ring = time_of(RC_RING, world_size, whole), least = ring;
-    rc_algorithm best = RC_RING;
-    for (unsigned i = 0; i < sizeof others / sizeof *others; i++) {
-        double time = time_of(others[i], world_size, whole);
-        if (time < least) {
-            least = time;
-            best = others[i];
-        }
-    }
-    return ring - least < SHOWS * ring ? RC_RING : best;
+    double seconds[RC_ALGORITHM_COUNT];
+    return plan_estimate(world_size, wire_bytes, link_mbit, seconds);
 }
 
 uint64_t plan_segment_limit(const rc_call *call, int world_size, uint64_t wire_bytes_per_elem,
@@ -130,12 +117,12 @@ int plan_may_share(const rc_call *call, int hosts, rc_algorithm wanted)
 #define SHARED_BYTES_PER_NS 8.0
 #define SHARED_HOP_NS 1e3
 
-rc_algorithm plan_choose_shared(int world_size, uint64_t wire_bytes, rc_algorithm wanted)
+int plan_shares_whole(int world_size, uint64_t wire_bytes, rc_algorithm wanted)
 {
     if (wanted != RC_AUTO)
-        return wanted;
+        return wanted == RC_ONE_SHOT;
     double n = world_size, whole = (double)wire_bytes / SHARED_BYTES_PER_NS;
     double one_shot = SHARED_HOP_NS + n * whole;
     double direct = 2 * SHARED_HOP_NS + (3 * (n - 1) + 1) / n * whole;
-    return one_shot <= direct ? RC_ONE_SHOT : RC_DIRECT;
+    return one_shot <= direct;
 }

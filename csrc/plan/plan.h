@@ -1,4 +1,4 @@
-/* plan.h - the schedule of a collective: which segment goes where, and what happens to it; and the
+/* plan.h - the plan of a collective: which segment goes where, and what happens to it; and the
  * call in 64 bits, by which ranks find out that they schedule the same one. The interface of plan/
  * to other folders.
  *
@@ -47,7 +47,8 @@
 
 typedef struct plan {
     rc_collective collective;
-    rc_algorithm algorithm; /* RC_RING or, if the collective reduces, another; never RC_AUTO */
+    rc_algorithm algorithm;          /* RC_RING where the collective has no choice */
+    const struct schedule *schedule; /* how its chunks travel */
     int rank;
     int world_size;
     int root; /* or the other rank of a send or recv */
@@ -66,8 +67,8 @@ typedef enum plan_action {
 } plan_action;
 
 /* Returns 1 if the call's codec has few bits per element. Such a call has one plan, by which each
- * rank's values and each sum are encoded once: RC_ONE_SHOT among two ranks, RC_DIRECT among more; a
- * reduce-scatter is the first half of RC_DIRECT, an all-gather goes around as with other codecs. */
+ * rank's values and each sum are encoded once: one-shot among two ranks, direct among more; a
+ * reduce-scatter is the first half of direct, an all-gather goes around as with other codecs. */
 static inline int plan_quantises(const rc_call *call)
 {
     return call->codec >= RC_CODEC_INT8;
@@ -79,8 +80,9 @@ int plan_writes(const rc_call *call, int rank);
 
 /* Returns 1 if the call may go through memory that the ranks of each host share. */
 int plan_may_share(const rc_call *call, int hosts, rc_algorithm wanted);
-/* Returns the algorithm in shared memory of one host: RC_DIRECT or RC_ONE_SHOT. */
-rc_algorithm plan_choose_shared(int world_size, uint64_t wire_bytes, rc_algorithm wanted);
+/* Returns 1 if each rank adds the whole tensor in shared memory of one host (one-shot), 0 if each
+ * adds its part (direct). */
+int plan_shares_whole(int world_size, uint64_t wire_bytes, rc_algorithm wanted);
 
 #define PLAN_NO_CHUNK UINT32_MAX
 
@@ -88,6 +90,11 @@ rc_algorithm plan_choose_shared(int world_size, uint64_t wire_bytes, rc_algorith
  * model's, over links of link_mbit Mbit/s (0: not known). */
 rc_algorithm plan_choose(const rc_call *call, int world_size, uint64_t wire_bytes,
                          uint32_t link_mbit, rc_algorithm wanted);
+
+/* Return an algorithm's name, and the cost model's choice and times; see ringcomm.h. */
+const char *plan_algorithm_name(rc_algorithm algorithm);
+rc_algorithm plan_estimate(int world_size, uint64_t wire_bytes, uint32_t link_mbit,
+                           double *seconds);
 
 /* Makes the plan. segment_elems: upper bound, at least PLAN_ALIGN; the plan takes smaller segments
  * where a chunk would else be one single segment and not pipeline. */
@@ -126,14 +133,22 @@ int plan_is_given(const plan *p, uint32_t chunk);
  * are in a row from *first on. Not for plans that merge (plan_send_after_turns). */
 uint32_t plan_initial_chunks(const plan *p, uint32_t *first);
 /* Returns the chunk that stays here as a copy of this rank's src in dst, or PLAN_NO_CHUNK; in a
- * world of one everything. RC_RING only. */
+ * world of one, where the plan is a ring's, everything. */
 uint32_t plan_local_copy_chunk(const plan *p);
-/* Returns the chunk that carries this rank's joined part to another rank; RC_DIRECT only. */
+/* Contributions that this rank keeps until all have come, and adds. */
+typedef enum plan_joining {
+    PLAN_JOINS_NOTHING,
+    PLAN_JOINS_ITS_PART, /* those to one part; in an all-reduce it sends the sum to all */
+    PLAN_JOINS_ALL       /* those to the whole tensor, as every rank does */
+} plan_joining;
+plan_joining plan_joins(const plan *p);
+/* Returns the chunk that carries this rank's joined part to another rank, where it joins its part
+ * alone. */
 uint32_t plan_result_chunk(const plan *p, int to);
 
-/* plan_merges: 1 for RC_DOUBLING and RC_HALVING, which the functions up to plan_result are for.
+/* plan_merges: 1 in doubling and halving, which the functions up to plan_result are for.
  * plan_part: the part that a chunk contributes to; parts are numbered from 0 on, plan_parts of
- * them.
+ * them in plans that merge.
  */
 int plan_merges(const plan *p);
 uint32_t plan_parts(const plan *p);

@@ -55,6 +55,7 @@ static void choice_follows_the_world(void)
 {
     CHECK_EQ(chosen(2, 4096), RC_ONE_SHOT);
     CHECK_EQ(chosen(8, 4096), RC_DOUBLING);
+    CHECK_EQ(chosen(4, 23400), RC_DOUBLING); /* direct and halving take as long */
     CHECK_EQ(chosen(3, 64 << 10), RC_DIRECT);
     CHECK_EQ(chosen(4, 64 << 10), RC_DIRECT);
     for (int n = 8; n <= 64; n++)

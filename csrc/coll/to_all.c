@@ -1,5 +1,5 @@
-/* one_shot.c - see one_shot.h. */
-#include "one_shot.h"
+/* to_all.c - see to_all.h. */
+#include "to_all.h"
 
 #include "../base/error.h"
 #include "joined.h"
@@ -38,7 +38,7 @@ static rc_result start_segment_to_all(rc_work *w, uint32_t segment)
     return last ? joined_segment(w, first, segment) : RC_OK;
 }
 
-rc_result one_shot_start(rc_work *w)
+rc_result to_all_start(rc_work *w)
 {
     uint32_t segments = plan_segments(&w->plan, (uint32_t)(w->plan.rank * w->plan.world_size));
     for (uint32_t segment = 0; segment < segments; segment++)
