@@ -7,11 +7,12 @@ import sys
 _USAGE = """\
 usage: python -m ringcomm            what is installed, what this machine offers, and the settings
        python -m ringcomm jobs       the lanes of your jobs on this host, if they use others, too
+       python -m ringcomm explain    which algorithm an all-reduce goes by, and why (--help)
        python -m ringcomm keygen F   make a job secret in file F
        python -m ringcomm.train      the reference trainer (--help for its options)
        python -m ringcomm --version  the version alone
 """
-_COMMANDS = ("info", "jobs", "keygen", "help")
+_COMMANDS = ("info", "jobs", "explain", "keygen", "help")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,6 +27,10 @@ def main(argv: list[str] | None = None) -> int:
         from .tools import jobs
 
         return jobs.main()
+    if command == "explain":
+        from .tools import explain
+
+        return explain.main(args[1:])
     if command == "keygen":
         from .tools import keygen
 

@@ -18,7 +18,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from .errors import ConfigError, did_you_mean
 
@@ -30,11 +30,11 @@ _MIB = 1 << 20
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _LOG_FORMAT = "%(asctime)s ringcomm[%(process)d] %(levelname)s: %(message)s"
 
-Algorithm = Literal["auto", "ring", "direct", "one_shot", "doubling", "halving"]
+Algorithm = Literal["auto", "ring", "one_shot", "doubling", "direct", "halving"]
 Recovery = Literal["on", "off"]
 
-#: Name -> number in the C header (rc_algorithm).
-ALGORITHMS = {"auto": 0, "ring": 1, "direct": 2, "one_shot": 3, "doubling": 4, "halving": 5}
+#: Name -> number of the core's table (rc_algorithm_name).
+ALGORITHMS = {name: number for number, name in enumerate(get_args(Algorithm))}
 
 #: Removed fields, each with its replacement, as the end of a sentence.
 REMOVED = {

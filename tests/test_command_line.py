@@ -83,6 +83,22 @@ def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "tune is gone: the cost model chooses" in capsys.readouterr().err
 
 
+def test_what_an_allreduce_goes_by(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, chosen in (
+        ("--size 4M --hosts 4 --rate 1000", "ring"),
+        ("--size 4K --hosts 8", "doubling"),
+        ("--size 64k --hosts 4 --rate 10000", "doubling"),
+    ):
+        assert main(["explain", *words.split()]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines[1:6]] == list(config.ALGORITHMS)[1:]
+        assert [line.split()[0] for line in lines if line.endswith("chosen")] == [chosen]
+    for words in ("--size big --hosts 4", "--size 4K --hosts 1", "--size 4K --hosts 2 --rate -1"):
+        with pytest.raises(SystemExit):
+            main(["explain", *words.split()])
+        assert "explain: error: " in capsys.readouterr().err
+
+
 def test_tab_shows_the_public_names_alone() -> None:
     assert sorted(dir(ringcomm)) == sorted(ringcomm.__all__)
     assert not set(INTERNAL) & set(dir(ringcomm))

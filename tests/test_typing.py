@@ -16,6 +16,7 @@ from ranks import World
 import ringcomm
 from ringcomm.codecs import CODECS
 from ringcomm.config import ALGORITHMS
+from ringcomm.core import native
 from ringcomm.core.calls import OPS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,6 +61,7 @@ def test_the_names_that_types_have_are_those_that_work() -> None:
     assert get_args(ringcomm.Compression) == tuple(CODECS)
     assert get_args(ringcomm.Op) == tuple(OPS)
     assert get_args(ringcomm.Algorithm) == tuple(ALGORITHMS)
+    assert native.algorithm_names() == list(ALGORITHMS)
 
 
 @pytest.mark.torch

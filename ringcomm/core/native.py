@@ -91,6 +91,18 @@ def kernel_sets() -> list[tuple[str, bool]]:
     return sets
 
 
+def estimate(hosts: int, size: int, mbit: int) -> tuple[int, list[float]]:
+    """Returns the cost model's choice for an all-reduce of so many bytes, and the seconds of each
+    algorithm, by its number. mbit: of a port in Mbit/s; 0: not known."""
+    seconds = ffi.new("double[]", lib.RC_ALGORITHM_COUNT)
+    return lib.rc_estimate(hosts, size, mbit, seconds), list(seconds)
+
+
+def algorithm_names() -> list[str]:
+    """Lists the core's algorithms by number; "auto" is the first."""
+    return [text(lib.rc_algorithm_name(number)) for number in range(lib.RC_ALGORITHM_COUNT)]
+
+
 def _address(work: Any) -> int:
     return int(ffi.cast("uintptr_t", work))
 
