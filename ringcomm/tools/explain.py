@@ -30,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--rate",
         type=int,
         default=0,
-        help="of the slowest link's fastest port in Mbit/s, as it reports it; 1000 unless given, and "
-        "5000 at most",
+        help="of the slowest link's fastest port in Mbit/s, as it reports it; 1000 unless given; "
+        "more than 5000 counts as that",
     )
     options = parser.parse_args(argv)
     if options.hosts < 2 or options.rate < 0:
