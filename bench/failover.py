@@ -9,16 +9,17 @@ random moment, lets the job work until both ends have given its lanes up, and lo
 waits until both ports carry again. It takes down whether every result since the last trial was
 right (trials/failover_rank.py), and:
 
-    stall  how much later a step ended than at the speed of the ports that were left, which after
-           the repair is asked of a step as well: `back` judges what the repair brings
+    stall  how much later a step ended than at the speed of the ports that were left; steps after
+           the repair are judged by that speed, too
     left   the share of their speed that calls had without the port, of 64 MB
-    back   seconds from the repair until no lane was lost; of 64 MB, until the first of two calls
+    back   seconds from the repair (or reset) until each rank had said that no lane is lost, and two
+           steps had ended, at least 0.1; of 64 MB, until the first of two calls
            in a row began that had 95 % of the speed of the job's first calls
     uneven how much later than their median the slowest of the job's first steps ended: what a
            stall of a job without faults comes to
     fds    descriptors that are open more than at the job's start
 
-A fault by which no lane was lost is no trial, but for a cable that is only slow. A trial may run
+A trial whose fault takes no lane has failed, but for a cable that is only slow. A trial may run
 beside other work, and says how much there was (others). Needs root, iproute2, and a kernel
 that lets `ss -K` reset connections.
 """

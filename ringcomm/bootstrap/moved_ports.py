@@ -36,9 +36,13 @@ class _Telling:
     """Latest news of a port to one peer."""
 
     address: str
-    began: float
+    first: float
+    """When it was told first since the lane was lost."""
+    latest: float
     dial: Dial
     tries: int = 1
+    is_over: bool = False
+    """The lane was made anew since."""
 
 
 class MovedPorts:
@@ -80,15 +84,21 @@ class MovedPorts:
 
     def may_have_helped(self, lane: LaneId) -> bool:
         """Returns True if the peer was told so lately that it may not have dialled yet."""
-        telling = self._told.get(_about(lane))
-        return telling is not None and time.monotonic() < telling.began + _AGAIN
+        told = self._told.get(_about(lane))
+        return told is not None and not told.is_over and time.monotonic() < told.first + _AGAIN
 
     def tell(self, moved: Mapping[LaneId, str], open_lanes: Collection[LaneId]) -> None:
-        """Tells the peers of lanes, which are lost, the addresses that their ports have here."""
+        """Tells the peers of lanes, which are all that are lost, the addresses that their ports
+        have here."""
         now = time.monotonic()
-        for lane, address in {_about(lane): address for lane, address in moved.items()}.items():
+        news = {_about(lane): address for lane, address in moved.items()}
+        for lane in self._told.keys() - news.keys():
+            self._told[lane].is_over = True
+            self._told[lane].dial.stop()
+        for lane, address in news.items():
             told = self._told.get(lane)
-            if told is not None and told.address == address and now < told.began + _AGAIN:
+            is_known = told is not None and not told.is_over and told.address == address
+            if told is not None and is_known and now < told.latest + _AGAIN:
                 continue
             ways = sorted(
                 way for way in open_lanes if way.peer == lane.peer and way.rail != lane.rail
@@ -102,9 +112,11 @@ class MovedPorts:
             self._listeners[address] = listen(address)
             self._acceptor.add(self._listeners[address])
         told = self._told.get(lane)
+        first, tries = now, 0
         if told is not None:
             told.dial.stop()
-        tries = told.tries if told is not None else 0
+            tries = told.tries
+            first = now if told.is_over or told.address != address else told.first
         way = ways[tries % len(ways)]
         dial = self._plan.dial(
             self._loop,
@@ -114,7 +126,7 @@ class MovedPorts:
             self._addresses_now([way])[way],
             by=way,
         )
-        self._told[lane] = _Telling(address, now, dial, tries + 1)
+        self._told[lane] = _Telling(address, first, now, dial, tries + 1)
 
     def _say(self, sock: socket.socket, address: str) -> None:
         news = _NEWS.pack(self._listeners[address].getsockname()[1], address.encode())

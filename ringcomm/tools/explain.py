@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from ..config import ALGORITHMS
 from ..core import native
 
+_MOST = 1_000_000
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -30,12 +31,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--rate",
         type=int,
         default=0,
-        help="of the slowest link's fastest port in Mbit/s, as it reports it; 1000 unless given; "
-        "more than 5000 counts as that",
+        help="of a port in Mbit/s, as it reports it; of the slowest link, where they differ; 1000 "
+        "unless given; more than 5000 counts as that",
     )
     options = parser.parse_args(argv)
-    if options.hosts < 2 or options.rate < 0:
-        parser.error("give 2 hosts or more, and a rate that is not negative")
+    if not 2 <= options.hosts <= _MOST or not 0 <= options.rate <= _MOST:
+        parser.error(f"give 2 to {_MOST} hosts, and a rate of 0 to {_MOST} Mbit/s")
     print(table(options.size, options.hosts, options.rate))
     return 0
 
@@ -48,7 +49,7 @@ def table(size: int, hosts: int, mbit: int) -> str:
         mbit: of a port in Mbit/s; 0: not known.
     """
     chosen, seconds = native.estimate(hosts, size, mbit)
-    lines = [f"an all-reduce of {size} bytes among {hosts} hosts, {mbit or 1000} Mbit/s a port"]
+    lines = [f"an all-reduce of {size} bytes among {hosts} hosts, {min(mbit or 1000, 5000)} Mbit/s a port"]
     for name, number in ALGORITHMS.items():
         if number:
             mark = "   chosen" if number == chosen else ""
@@ -62,7 +63,7 @@ def table(size: int, hosts: int, mbit: int) -> str:
 
 
 def _size(text: str) -> int:
-    found = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text, re.IGNORECASE)
+    found = re.fullmatch(r"(\d{1,9})([KMG]?)(?:i?B)?", text, re.IGNORECASE)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r}: give bytes, as 65536, 64K or 4M")
     return int(found[1]) * _UNITS[found[2].upper()]
