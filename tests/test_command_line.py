@@ -93,9 +93,9 @@ def test_what_an_allreduce_goes_by(capsys: pytest.CaptureFixture[str]) -> None:
         lines = capsys.readouterr().out.splitlines()
         assert [line.split()[0] for line in lines[1:6]] == list(config.ALGORITHMS)[1:]
         assert [line.split()[0] for line in lines if line.endswith("chosen")] == [chosen]
-    for words in ("--size big --hosts 4", "--size 4K --hosts 1", "--size 4K --hosts 2 --rate -1", "--size 4K --hosts 9999999"):
+    for words in ("big --hosts 4", "4K --hosts 1", "4K --hosts 2 --rate -1", "4K --hosts 9999999"):
         with pytest.raises(SystemExit):
-            main(["explain", *words.split()])
+            main(["explain", "--size", *words.split()])
         assert "explain: error: " in capsys.readouterr().err
 
 

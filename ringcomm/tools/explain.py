@@ -49,7 +49,8 @@ def table(size: int, hosts: int, mbit: int) -> str:
         mbit: of a port in Mbit/s; 0: not known.
     """
     chosen, seconds = native.estimate(hosts, size, mbit)
-    lines = [f"an all-reduce of {size} bytes among {hosts} hosts, {min(mbit or 1000, 5000)} Mbit/s a port"]
+    counted = min(mbit or 1000, 5000)
+    lines = [f"an all-reduce of {size} bytes among {hosts} hosts, {counted} Mbit/s a port"]
     for name, number in ALGORITHMS.items():
         if number:
             mark = "   chosen" if number == chosen else ""
