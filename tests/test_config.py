@@ -59,7 +59,7 @@ def test_sequences_become_tuples() -> None:
         ({"interfaces": (1,)}, "interfaces="),
         ({"interfaces": 7}, "interfaces=7"),
         ({"congestion": "reno"}, "congestion='reno'"),
-        ({"algorithm": "tree"}, "algorithm='tree': give one of auto, ring, direct, one_shot, d"),
+        ({"algorithm": "tree"}, "algorithm='tree': give one of auto, ring, one_shot, doubling, d"),
         ({"spin_us": -2}, "spin_us=-2: give a whole number from -1"),
         ({"threads": 3}, "threads=3: give a whole number from 0 to 2"),
         ({"insecure": "no"}, "insecure='no': give True or False"),
