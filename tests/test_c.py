@@ -132,14 +132,14 @@ def test_runner_counts_what_fails(line: str, summary: str, tmp_path: Path) -> No
     assert ran.stdout.count("== first") == 2
 
 
-PURE = {"base", "codec", "kernels", "plan", "sparse"}
+PURE = {"base", "codec", "kernels", "sparse"}
 KERNEL_SETS = {"scalar", "avx2", "avx512", "neon", "crc32c_wide"}
 """They share the test of their table, as do the methods of the checksum."""
 
 
 def test_every_c_file_has_its_test() -> None:
-    """Arithmetic is tested file by file, in a test of its name. Of all other folders, and of the
-    files in csrc itself, some test includes each header that the rest of csrc uses: what is behind
+    """Arithmetic is tested file by file, in a test of its name. Of all other folders (plan/
+    among them, whose tests run every schedule), and of the files in csrc itself, some test includes each header that the rest of csrc uses: what is behind
     it is tested through it."""
     tests = sorted(C_TESTS.glob("*.[ch]"))
     named = {path.stem.removeprefix("test_") for path in tests}
