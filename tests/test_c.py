@@ -138,9 +138,9 @@ KERNEL_SETS = {"scalar", "avx2", "avx512", "neon", "crc32c_wide"}
 
 
 def test_every_c_file_has_its_test() -> None:
-    """Arithmetic is tested file by file, in a test of its name. Of all other folders (plan/
-    among them, whose tests run every schedule), and of the files in csrc itself, some test includes each header that the rest of csrc uses: what is behind
-    it is tested through it."""
+    """Arithmetic is tested file by file, in a test of its name. Of all other folders (plan/ among
+    them, whose tests run every schedule), and of the files in csrc itself, some test includes each
+    header that the rest of csrc uses: what is behind it is tested through it."""
     tests = sorted(C_TESTS.glob("*.[ch]"))
     named = {path.stem.removeprefix("test_") for path in tests}
     used, included = set[Path](), {one for path in tests for one in own_includes(path)}
