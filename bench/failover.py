@@ -13,8 +13,8 @@ right (trials/failover_rank.py), and:
            the repair are judged by that speed, too
     left   the share of their speed that calls had without the port, of 64 MB
     back   seconds from the repair (or reset) until each rank had said that no lane is lost, and two
-           steps had ended, at least 0.1; of 64 MB, until the first of two calls
-           in a row began that had 95 % of the speed of the job's first calls
+           steps had ended, at least 0.1; of 64 MB, until the first of two calls in a row began that
+           had 95 % of the speed of the job's first calls
     uneven how much later than their median the slowest of the job's first steps ended: what a
            stall of a job without faults comes to
     fds    descriptors that are open more than at the job's start

@@ -346,8 +346,9 @@ class NetLab:
         self._cable(host, nic).misdirect(self.address(to, nic))
 
     def slow(self, host: int, nic: int, mbit: float, *, loses_queue: bool = False) -> None:
-        """Change the rate of both directions to ``mbit`` Mbit/s; 0: unshaped. A cable that loses
-        its queue, as one whose ends agree on another rate does, may go below the lab's slowest."""
+        """Change the rate of both directions to ``mbit`` Mbit/s; 0: unshaped. A shaped
+        cable that loses its queue, as one whose ends agree on another rate does, may go below the
+        lab's slowest."""
         if mbit < 0:
             raise NetLabError(f"a rate of {mbit} Mbit/s: give 0 (unshaped) or more")
         self._cable(host, nic).shape(mbit, loses_queue=loses_queue)

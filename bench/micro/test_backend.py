@@ -3,7 +3,6 @@ backend "ringcomm" and "gloo", by turns; and what a call of the backends costs i
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,9 +20,9 @@ WAYS = ("ringcomm.allreduce", *(f"backend {name}" for name in BACKENDS))
 TURNS = 3
 
 
-def open_ways(address: str, rank: int) -> list[Callable[[Any], Any]]:
+def open_ways(store: Any, rank: int) -> list[Callable[[Any], Any]]:
     """Joins two ranks; returns what all-reduces a tensor in each of WAYS."""
-    dist.init_process_group("gloo", address, rank=rank, world_size=2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     group: Any = dist.new_group(backend="ringcomm")
     return [
         lambda x: ringcomm.allreduce(x, comm=group.comm),
@@ -32,9 +31,9 @@ def open_ways(address: str, rank: int) -> list[Callable[[Any], Any]]:
     ]
 
 
-def be_rank_1(address: str) -> None:
+def be_rank_1(port: int) -> None:
     """Makes the calls of rank 0, which ends a measurement with ones, and the last with none."""
-    ways = open_ways(address, 1)
+    ways = open_ways(dist.TCPStore("127.0.0.1", port), 1)
     order = torch.zeros(2, dtype=torch.int64)
     while dist.broadcast(order, 0) or order[1]:
         tensor = torch.zeros(int(order[1]))
@@ -46,15 +45,14 @@ def be_rank_1(address: str) -> None:
 @pytest.fixture(scope="module")
 def ways() -> Iterator[list[Callable[[Any], Any]]]:
     """Runs rank 1 beside this process, which is rank 0."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        other = subprocess.Popen([sys.executable, __file__, address])
+        other = subprocess.Popen([sys.executable, __file__, str(store.port)])
         try:
+            ways = open_ways(store, 0)
             try:
-                yield open_ways(address, 0)
+                yield ways
                 dist.broadcast(torch.tensor([0, 0]), 0)
             finally:
                 dist.destroy_process_group()
@@ -85,4 +83,4 @@ def test_all_reduce(
 
 
 if __name__ == "__main__":
-    be_rank_1(sys.argv[1])
+    be_rank_1(int(sys.argv[1]))

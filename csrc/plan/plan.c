@@ -50,6 +50,24 @@ int plan_writes(const rc_call *call, int rank)
     }
 }
 
+static const schedule *const by_algorithm[RC_ALGORITHM_COUNT] = {
+    [RC_RING] = &schedule_ring,         [RC_ONE_SHOT] = &schedule_one_shot,
+    [RC_DOUBLING] = &schedule_doubling, [RC_DIRECT] = &schedule_direct,
+    [RC_HALVING] = &schedule_halving,
+};
+
+const schedule *schedule_of(rc_algorithm algorithm)
+{
+    return by_algorithm[algorithm];
+}
+
+const char *plan_algorithm_name(rc_algorithm algorithm)
+{
+    if ((unsigned)algorithm >= RC_ALGORITHM_COUNT)
+        return NULL;
+    return algorithm == RC_AUTO ? "auto" : schedule_of(algorithm)->name;
+}
+
 /* Returns the row by which a collective runs. */
 static const schedule *row_of(rc_collective collective, rc_algorithm algorithm)
 {
@@ -86,7 +104,6 @@ void plan_init(plan *p, const rc_call *call, rc_algorithm algorithm, int rank, i
     uint64_t n = (uint64_t)world_size;
     const schedule *row = row_of(call->collective, algorithm);
     *p = (plan){.collective = call->collective,
-                .algorithm = algorithm,
                 .schedule = row,
                 .rank = rank,
                 .world_size = world_size,

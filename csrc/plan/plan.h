@@ -47,7 +47,6 @@
 
 typedef struct plan {
     rc_collective collective;
-    rc_algorithm algorithm;          /* RC_RING where the collective has no choice */
     const struct schedule *schedule; /* how its chunks travel */
     int rank;
     int world_size;

@@ -10,7 +10,8 @@
  *   rooted.c     from one rank, or to it: gather, scatter, a message
  *   pairwise.c   from each to each: all-to-all, barrier
  *
- * The first five are algorithms of an all-reduce (rc_algorithm), with a row in algorithms.c.
+ * The first five are algorithms of an all-reduce (rc_algorithm), with a place in the table of
+ * plan.c.
  *
  * Invariant: rows are const, and their functions pure.
  */

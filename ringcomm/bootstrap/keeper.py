@@ -243,8 +243,8 @@ class LaneKeeper:
         moved = {
             lane: sources[lane] for lane in losses.lost if self._has_moved(lane, sources[lane])
         }
-        is_open = self._plan.targets.keys() - losses.lost - losses.silent if moved else ()
-        self._moved_ports.tell(moved, is_open)
+        open_lanes = self._plan.targets.keys() - losses.lost - losses.silent if moved else ()
+        self._moved_ports.tell(moved, open_lanes)
         due = {lane for lane, source in sources.items() if self._is_due(lane, losses, source)}
         for lane in self._dials.keys() - due:
             self._dials.pop(lane).stop()

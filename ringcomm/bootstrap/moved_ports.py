@@ -2,7 +2,7 @@
 
     a lost lane has another address here than its peer knows
         --> this rank listens there, and tells so by a lane of another port
-        --> the peer goes by that when it dials the lane, or by the lane
+        --> the peer dials there, and its own news goes there
 
 Invariants: news is believed of the rank alone that has proven to be the lane's other end; the
 acceptor owns the sockets that listen on new addresses, one for each address that a port ever had.

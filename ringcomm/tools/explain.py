@@ -31,8 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--rate",
         type=int,
         default=0,
-        help="of a port in Mbit/s, as it reports it; of the slowest link, where they differ; 1000 "
-        "unless given; more than 5000 counts as that",
+        help="of a port in Mbit/s, as it reports it; of the slowest link, where they differ",
     )
     options = parser.parse_args(argv)
     if not 2 <= options.hosts <= _MOST or not 0 <= options.rate <= _MOST:
@@ -49,8 +48,8 @@ def table(size: int, hosts: int, mbit: int) -> str:
         mbit: of a port in Mbit/s; 0: not known.
     """
     chosen, seconds = native.estimate(hosts, size, mbit)
-    counted = min(mbit or 1000, 5000)
-    lines = [f"an all-reduce of {size} bytes among {hosts} hosts, {counted} Mbit/s a port"]
+    ports = f"ports of {mbit} Mbit/s" if mbit else "ports of unknown rate"
+    lines = [f"an all-reduce of {size} bytes among {hosts} hosts, {ports}"]
     for name, number in ALGORITHMS.items():
         if number:
             mark = "   chosen" if number == chosen else ""

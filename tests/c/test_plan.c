@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../csrc/plan/plan.h"
+#include "../../csrc/plan/schedule.h"
 #include "check.h"
 
 enum { MAX_WORLD = 9 };
@@ -55,9 +55,15 @@ static void each_world(int collective, void (*check)(const plan *plans, uint64_t
                     }
 }
 
+/* Returns 1 unless the plan is of an all-reduce or reduce-scatter that does not go around. */
+static int goes_around(const plan *p)
+{
+    return plan_joins(p) == PLAN_JOINS_NOTHING && !plan_merges(p);
+}
+
 static int is_ring(const plan *p)
 {
-    return p->collective == RC_ALLREDUCE && p->algorithm == RC_RING;
+    return p->schedule == &schedule_ring && p->collective == RC_ALLREDUCE;
 }
 
 static void each_collective(void (*check)(const plan *plans, uint64_t count))
@@ -88,13 +94,11 @@ static void tiles_of(const plan *plans, uint64_t count)
     }
     uint64_t n =
         (uint64_t)p->world_size; /* where it is no ring: how often the tensor is sent or kept */
-    static const int sent[RC_ALGORITHM_COUNT] = {
-        [RC_DIRECT] = 1, [RC_HALVING] = 1, [RC_ONE_SHOT] = 2, [RC_DOUBLING] = 2};
-    uint64_t times = sent[p->algorithm] == 1 ? 2 * n : sent[p->algorithm] == 2 ? n * n : 1;
+    int whole = p->schedule->has_one_part;
+    uint64_t times = whole ? n * n : goes_around(p) ? 1 : 2 * n;
     CHECK_EQ(total, times * p->total_elems);
     CHECK_EQ(p->segment_elems % PLAN_ALIGN, 0);
     if (p->collective == RC_ALLREDUCE) {
-        int whole = p->algorithm == RC_ONE_SHOT || p->algorithm == RC_DOUBLING;
         CHECK(p->chunk_elems % PLAN_ALIGN == 0 || whole);
         CHECK_EQ(p->total_elems, count);
     }
@@ -155,9 +159,9 @@ static void offsets_of(const plan *plans, uint64_t count)
             CHECK_EQ(src, dst);
             if (is_ring(p))
                 CHECK_EQ(src, chunk * p->chunk_elems);
-            else if (p->algorithm == RC_ONE_SHOT || p->algorithm == RC_DOUBLING)
+            else if (p->schedule->has_one_part)
                 CHECK_EQ(src, 0);
-            else if (p->algorithm == RC_HALVING)
+            else if (p->schedule == &schedule_halving)
                 CHECK_EQ(src, chunk / n % n * p->chunk_elems);
             else /* contributions from * n + to, then results owner * n + to */
                 CHECK_EQ(src, (chunk < n * n ? chunk % n : chunk / n - n) * p->chunk_elems);
@@ -235,7 +239,7 @@ static void coverage_of(const plan *plans, uint64_t count)
             CHECK(plan_rank_at(p, chunk, at) != plan_rank_at(p, chunk, at + 1));
         if (plan_merges(p))
             continue; /* test_merges.c */
-        if (p->algorithm != RC_RING) {
+        if (!goes_around(p)) {
             CHECK_EQ(first, chunk / n % n);
             CHECK_EQ(last, chunk % n);
             CHECK_EQ(plan_is_given(p, chunk), chunk < n * n);

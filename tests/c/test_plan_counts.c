@@ -113,13 +113,14 @@ static void check_kept(const plan *plans)
     for (int rank = 0; rank < plans[0].world_size; rank++) {
         const plan *p = &plans[rank];
         int copies = p->collective == RC_ALLGATHER || p->collective == RC_BROADCAST;
+        int goes_around = plan_joins(p) == PLAN_JOINS_NOTHING && !plan_merges(p);
         uint32_t kept = plan_local_copy_chunk(p);
         for (uint32_t chunk = 0; chunk < p->chunks; chunk++) {
             int stays = plan_hops(p, chunk) == 0 || copies;
-            if (p->algorithm == RC_RING && plan_chunk_elems(p, chunk) > 0)
+            if (goes_around && plan_chunk_elems(p, chunk) > 0)
                 CHECK_EQ(chunk == kept, begins(p, chunk) && stays);
         }
-        CHECK(p->algorithm == RC_RING || kept == PLAN_NO_CHUNK);
+        CHECK(goes_around || kept == PLAN_NO_CHUNK);
         CHECK(kept == PLAN_NO_CHUNK || kept < p->chunks);
     }
 }
