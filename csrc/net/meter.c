@@ -12,6 +12,7 @@ static const double WINDOW_NS = 2 * MS;
  * PACKETS_BYTES. */
 static const double PAUSE_NS = 0.2 * MS;
 static const double PACKETS_BYTES = 4 * 1500;
+enum { NO_PACKET = 512 }; /* bytes, fewer than a full packet has: the sender had no more */
 static const double NO_FASTER = 1.1; /* a rate above the known one by less than this is noise */
 /* A shaper saves up at most BUCKET_BYTES, or what it passes in BUCKET_NS if that is more; they come
  * out within BURST_NS. */
@@ -23,13 +24,14 @@ void meter_init(rate_meter *m, double rate)
 }
 
 /* Returns 1 if the stream has paused. Within a frame it never waits for its sender, which had all
- * of it. */
-static int is_pause(const rate_meter *m, double elapsed, int between_frames)
+ * of it. Headers alone are no stream, however soon they follow each other: on a lane that gets no
+ * data, as it is slow, they would make it slower and slower. */
+static int is_pause(const rate_meter *m, double elapsed, double bytes, int between_frames)
 {
     if (m->last == 0)
         return 1;
     return between_frames && elapsed > PAUSE_NS &&
-           (m->rate == 0.0 || elapsed * m->rate > PACKETS_BYTES);
+           (m->rate == 0.0 || elapsed * m->rate > PACKETS_BYTES || bytes < NO_PACKET);
 }
 
 /* Returns the bytes that the shaper holds after a pause, with what was left before. */
@@ -63,7 +65,7 @@ static void close_window(rate_meter *m)
 void meter_arrived(rate_meter *m, uint64_t now, size_t bytes, int between_frames)
 {
     double elapsed = (double)(now - m->last);
-    if (is_pause(m, elapsed, between_frames)) {
+    if (is_pause(m, elapsed, (double)bytes, between_frames)) {
         m->burst = saved_up(m, elapsed);
         m->burst_span = 0.0;
     } else if (m->burst > 0.0 && !is_no_burst(m, elapsed, (double)bytes, between_frames)) {

@@ -106,6 +106,18 @@ static void small_messages_change_nothing(void)
     CHECK(m.rate == LINE && !m.news);
 }
 
+/* Acknowledgements and heartbeats on a lane that gets no data: so often that a stream of packets at
+ * its rate would have such gaps. */
+static void headers_are_no_stream(void)
+{
+    enum { HEADER = 52 };
+    rate_meter m;
+    meter_init(&m, LINE / 250);
+    for (uint64_t now = CLOCK_S; now < 100 * CLOCK_S; now += 11 * CLOCK_MS)
+        meter_arrived(&m, now, HEADER, 1);
+    CHECK(m.rate == LINE / 250 && !m.news);
+}
+
 /* Both ways, and within 400 ms of stream: also where every packet now is as late as a pause. */
 static void change_is_followed(void)
 {
@@ -170,6 +182,7 @@ int main(void)
         {"bursts_are_no_speed", bursts_are_no_speed},
         {"bursts_are_left_over", bursts_are_left_over},
         {"small_messages_change_nothing", small_messages_change_nothing},
+        {"headers_are_no_stream", headers_are_no_stream},
         {"change_is_followed", change_is_followed},
         {"packets_as_long_as_pauses", packets_as_long_as_pauses},
         {"late_reader_measures_the_same", late_reader_measures_the_same},
