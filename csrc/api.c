@@ -253,7 +253,7 @@ static rc_result check_codec(const rc_call *call, rc_error *error)
     int adds = call->op == RC_SUM || call->op == RC_AVG || call->collective == RC_ALLGATHER;
     if (call->codec != RC_CODEC_NONE && !is_float)
         return error_set(error, RC_INVALID_ARGUMENT, "compression takes f32 and f64 tensors only");
-    if (call->codec >= RC_CODEC_INT8 || call->feedback != NULL) {
+    if (plan_quantises(call) || call->feedback != NULL) {
         const char *what = call->feedback != NULL ? "error feedback" : "compression that quantises";
         if (call->collective != RC_ALLREDUCE && call->collective != RC_REDUCE_SCATTER &&
             call->collective != RC_ALLGATHER)
@@ -270,15 +270,13 @@ static rc_result check_encoded(const rc_comm *comm, const rc_call *call, rc_erro
 {
     int fits =
         call->dtype == RC_F32 && call->collective == RC_ALLREDUCE && call->codec >= RC_CODEC_BF16;
-    int quantises = call->codec >= RC_CODEC_INT8;
     if (!call->encoded)
         return RC_OK;
     if (!fits || comm->shared.hosts > 0 || call->feedback != NULL)
         return error_set(error, RC_INVALID_ARGUMENT,
-                         "what is encoded already goes into all-reduces of f32 tensors by bf16, "
-                         "fp16, int8, int4, onebit or fp8 only, without shared memory and without "
-                         "error feedback");
-    if (quantises && (comm->env.world_size < 2 || call->src != call->dst))
+                         "what is encoded already goes into all-reduces of f32 tensors with a "
+                         "compression only, without shared memory and without error feedback");
+    if (plan_quantises(call) && (comm->env.world_size < 2 || call->src != call->dst))
         return error_set(error, RC_INVALID_ARGUMENT,
                          "payloads are given and taken in one memory, among two ranks or more");
     return RC_OK;

@@ -14,7 +14,7 @@ from .errors import ConfigError, did_you_mean
 
 BLOCK = 256  # elements; the largest block of any codec, as the core's PLAN_ALIGN
 
-Compression = Literal["none", "bf16", "fp16", "int8", "fp8", "int4", "onebit"]
+Compression = Literal["none", "bf16", "fp16", "int8", "fp8", "int4", "int2", "onebit"]
 """Values of ``compression=``, for type checkers."""
 
 
@@ -47,6 +47,7 @@ CODECS = {
         Codec("int8", 3, 8.0625, quantises=True),
         Codec("fp8", 6, 8.0625, quantises=True),
         Codec("int4", 4, 4.25, quantises=True, needs_feedback=True),
+        Codec("int2", 7, 2.25, quantises=True, needs_feedback=True),
         Codec("onebit", 5, 1.0625, quantises=True, needs_feedback=True),
     )
 }

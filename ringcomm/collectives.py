@@ -76,12 +76,13 @@ class Collectives(Dispatcher):
                 divided and truncated towards zero. 16-bit floats are summed in float32 and rounded
                 at each hop.
             compression: encoding of a float32 or float64 tensor on the wire. None: as it is.
-                "bf16", "fp16": 16 bits, and every hop rounds to nearest even. "int8", "fp8", "int4"
-                and "onebit": 8.06, 8.06, 4.25 and 1.06 bits, for sum and avg, rounded twice (where
-                there are two ranks, once); a value that is not finite makes the whole result NaN.
+                "bf16", "fp16": 16 bits, and every hop rounds to nearest even. "int8", "fp8",
+                "int4", "int2" and "onebit": 8.06, 8.06, 4.25, 2.25 and 1.06 bits, for sum and avg,
+                rounded twice (where there are two ranks, once); a value that is not finite makes
+                the whole result NaN.
             feedback: an ErrorFeedback, one for each tensor and kept from call to call: rounding
-                errors are sent with the next call. "int4" and "onebit" need one, or False to
-                go without. It is left as it was if the result is not finite.
+                errors are sent with the next call. "int4", "int2" and "onebit" need one, or False
+                to go without. It is left as it was if the result is not finite.
             out: tensor to put the result into, of the same size and dtype as ``tensor``.
             async_op: return a Work at once.
             timeout: seconds until the collective fails; default ``config.timeout``.

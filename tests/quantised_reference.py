@@ -8,6 +8,10 @@ core can only agree by both being right. All arithmetic is float32, one rounding
     int4     64     max|c|/7 rounded up                           rint(c/s)             code s
     fp8      256    max|c|/448 rounded up                         e4m3(c/s)             code s
     onebit   256    min(RMS, 1.75 mean|c|) to nearest even        c >= 0                +s or -s
+    int2     64     <r,q>/<q,q> to nearest even                   q: 3 or 10, signed    rotated back
+
+r is the block of int2, rotated: times signs/8, then the Walsh-Hadamard transform; |q| is 10 where
+|r| is 1.23 of its mean or more.
 
 c is the value and the residual that was left of its predecessors; c - D is left of it. c/s is c
 times the rounded 1/s. A scale below 2**-126 makes a block of zeros; a value that is not finite, or
@@ -30,7 +34,7 @@ from collections.abc import Sequence
 import numpy as np
 from reference import Array, bf16_bits, bf16_value, chunk_bounds
 
-BLOCK = {"int8": 256, "int4": 64, "onebit": 256, "fp8": 256}
+BLOCK = {"int8": 256, "int4": 64, "onebit": 256, "fp8": 256, "int2": 64}
 CODECS = tuple(BLOCK)
 LEVELS = {"int8": 127, "int4": 7, "fp8": 448}
 _SMALLEST = np.float32(2.0**-126)
@@ -83,6 +87,29 @@ def lane_sums(rows: Array) -> Array:
     return lanes[:, 0]
 
 
+def int2_signs() -> Array:
+    """The signs of a block's 64 elements, over 8: minus where x0 x1 + x2 x3 + x4 x5 of the index's
+    bits is odd."""
+    bits = np.arange(64)[:, None] >> np.arange(6) & 1
+    odd = (bits[:, 0] & bits[:, 1]) ^ (bits[:, 2] & bits[:, 3]) ^ (bits[:, 4] & bits[:, 5])
+    return np.where(odd, np.float32(-0.125), np.float32(0.125))
+
+
+def hadamard(rows: Array) -> Array:
+    """The Walsh-Hadamard transform of rows of 64, in the order of sums that fixes the bits."""
+    for _ in range(6):
+        first, second = rows[:, 0::2], rows[:, 1::2]
+        rows = np.concatenate([first + second, first - second], axis=1)
+    return rows
+
+
+def int2_numbers(rotated: Array) -> Array:
+    """q of rotated rows: 3 or 10 with their signs."""
+    least = lane_sums(np.abs(rotated)) * np.float32(np.float32(1.23) / np.float32(64))
+    large = (np.abs(rotated) >= least[:, None]) & (rotated != 0)
+    return np.where(rotated >= 0, F1, -F1) * np.where(large, np.float32(10), np.float32(3))
+
+
 def scales_of(codec: str, rows: Array, sizes: Array) -> tuple[Array, Array]:
     """(scales as float32, 0 for a block of zeros; whether a block is poisoned)."""
     with np.errstate(all="ignore"):
@@ -93,6 +120,14 @@ def scales_of(codec: str, rows: Array, sizes: Array) -> tuple[Array, Array]:
             scale = np.minimum(rms, np.float32(1.75) * (magnitudes / n))
             poisoned = ~(np.isfinite(squares) & np.isfinite(magnitudes))
             scale = bf16_value(bf16_bits(np.where(poisoned, F1, scale)))
+        elif codec == "int2":
+            rotated = hadamard(rows * int2_signs())
+            poisoned = ~np.isfinite(lane_sums(np.abs(rotated)))
+            number = np.abs(int2_numbers(rotated))
+            squares = (number * number).sum(axis=1)
+            scale = lane_sums(np.abs(rotated) * number) / squares
+            scale = bf16_value(bf16_bits(np.where(poisoned, F1, scale)))
+            poisoned |= ~np.isfinite(scale * np.float32(80))
         else:
             largest = np.max(np.abs(rows), axis=1, initial=0)
             poisoned = ~np.isfinite(rows).all(axis=1)
@@ -103,11 +138,13 @@ def scales_of(codec: str, rows: Array, sizes: Array) -> tuple[Array, Array]:
 
 @dataclasses.dataclass
 class Encoded:
-    """A chunk as it travels: bfloat16 bits of the scales, and a code for each element."""
+    """A chunk as it travels: bfloat16 bits of the scales, and a code for each element (of int2 for
+    all of a block, even if fewer are sent: a rotation has spread them)."""
 
     codec: str
     scales: Array
     codes: Array
+    count: int
 
     @classmethod
     def of(cls, codec: str, payload: Array, n: int) -> Encoded:
@@ -119,9 +156,12 @@ class Encoded:
             codes = np.concatenate([rows << 4, rows], axis=1).view(np.int8) >> 4
         elif codec == "onebit":
             codes = np.unpackbits(codes, bitorder="little")
+        elif codec == "int2":
+            bits = np.unpackbits(codes, bitorder="little").reshape(blocks, 2, 64)
+            return cls(codec, scales, (bits[:, 0] | bits[:, 1] << 1).reshape(-1), n)
         elif codec == "int8":
             codes = codes.view(np.int8)
-        return cls(codec, scales, codes.reshape(-1)[:n])
+        return cls(codec, scales, codes.reshape(-1)[:n], n)
 
     @property
     def poisoned(self) -> bool:
@@ -135,9 +175,13 @@ class Encoded:
             value = np.where(self.codes != 0, scale, np.where(scale == 0, F0, -scale))
         elif self.codec == "fp8":
             value = e4m3_value(self.codes) * scale
+        elif self.codec == "int2":
+            number = np.where(self.codes & 2, 10, 3) * np.where(self.codes & 1, 1, -1)
+            rows = hadamard(number.astype(np.float32).reshape(-1, 64))
+            value = (rows * (int2_signs() * scale.reshape(-1, 64))).reshape(-1) + F0  # no -0
         else:
             value = self.codes.astype(np.float32) * scale
-        return np.where(np.isfinite(scale), value, _NAN)
+        return np.where(np.isfinite(scale), value, _NAN)[: self.count]
 
     def payload(self) -> bytes:
         """The bytes on the wire of a segment."""
@@ -149,6 +193,8 @@ class Encoded:
         rows.reshape(-1)[: len(self.codes)] = self.codes.astype(np.uint8)
         if self.codec == "int4":
             return scales + ((rows[:, :32] & 15) | (rows[:, 32:] & 15) << 4).tobytes()
+        if self.codec == "int2":
+            rows = np.stack([rows & 1, rows >> 1], axis=1)
         return scales + np.packbits(rows, bitorder="little").tobytes()
 
 
@@ -165,18 +211,23 @@ def encode(codec: str, c: Array) -> Encoded:
         scaled[poisoned | (scale == 0)] = 0
         if codec == "onebit":
             codes = np.where(poisoned[:, None], 0, rows >= 0).astype(np.int16)
+        elif codec == "int2":
+            number = int2_numbers(hadamard(rows * int2_signs()))
+            codes = ((number > 0) + 2 * (np.abs(number) == 10)).astype(np.int16)
+            codes[poisoned | (scale == 0)] = 0
         elif codec == "fp8":
             codes = e4m3_nearest(scaled).astype(np.int16)
         else:
             codes = np.rint(scaled).astype(np.int16)
     bits = np.where(poisoned, 0x7FC0, bf16_bits(scale)).astype(np.uint16)
-    return Encoded(codec, bits, codes.reshape(-1)[: len(c)])
+    sent = codes.reshape(-1) if codec == "int2" else codes.reshape(-1)[: len(c)]
+    return Encoded(codec, bits, sent, len(c))
 
 
 def payload_bytes(codec: str, n: int) -> int:
     """Bytes on the wire of n elements that start with a block."""
     blocks = -(-n // BLOCK[codec])
-    per_block = {"int4": 32, "onebit": 32}.get(codec)
+    per_block = {"int4": 32, "onebit": 32, "int2": 16}.get(codec)
     return 2 * blocks + (n if per_block is None else per_block * blocks)
 
 

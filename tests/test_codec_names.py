@@ -10,6 +10,7 @@ import pytest
 
 from ringcomm import Communicator
 from ringcomm.codecs import CODECS, Codec, names, parse
+from ringcomm.core.native import codec_names
 from ringcomm.train.command_line import _parser
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,6 +45,10 @@ def test_the_wire_format_numbers_each() -> None:
     assert row is not None
     listed = {name: int(number) for number, name in re.findall(r"(\d+) \(?([\w-]+)", row[1])}
     assert listed == {codec.name: codec.number for codec in CODECS.values()}
+
+
+def test_the_core_numbers_each() -> None:
+    assert codec_names() == sorted(CODECS, key=lambda name: CODECS[name].number)
 
 
 def test_the_docstring_of_an_allreduce_names_each() -> None:

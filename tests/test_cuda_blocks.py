@@ -55,6 +55,17 @@ def test_what_the_gpu_packs_has_the_bits_of_what_the_cpu_packs(
         assert made > 2 * 2 * len(counts) * world
 
 
+def test_what_the_gpu_has_no_kernel_for_is_encoded_on_the_cpu(gpu: Gpu) -> None:
+    def body(comm: Communicator) -> None:
+        values = tensors.elements("f32", 3001, comm.rank)
+        array, host = gpu.array(values, gpu.stream()), values.copy()
+        comm.allreduce(host, compression="int2", feedback=False)
+        comm.allreduce(array, compression="int2", feedback=False)
+        assert bits(array.read()) == bits(host)
+
+    assert launches(gpu, 3, body) == 0
+
+
 @pytest.mark.parametrize("compression", CODECS)
 def test_one_of_two_has_its_tensor_on_the_host(gpu: Gpu, compression: str) -> None:
     """The one adds on its GPU, the other on its CPU."""

@@ -37,7 +37,7 @@ def steps(comm: Communicator, store: FeedbackStore, codec: str, first: int, last
     return out
 
 
-@pytest.mark.parametrize(("codec", "world"), [*zip(CODECS, (2, 3, 3, 2), strict=True)])
+@pytest.mark.parametrize(("codec", "world"), [*zip(CODECS, (2, 3, 3, 2, 3), strict=True)])
 def test_an_exact_state_goes_on_to_the_bit(codec: str, world: int) -> None:
     saved: dict[int, dict[bool, Any]] = {rank: {} for rank in range(world)}
     whole: dict[int, list[Any]] = {}

@@ -177,6 +177,7 @@ def test_a_call_that_fails_at_once_is_not_undone_as_the_one_before() -> None:
 LAG = {
     "int8": (0.02, 0.05, 0.01),
     "int4": (0.28, 0.55, 0.13),
+    "int2": (0.97, 0.85, 0.82),
     "onebit": (2.5, 10.5, 13.4),
     "fp8": (0.07, 0.06, 0.05),
 }

@@ -58,6 +58,11 @@ def sets_of(lib: Any) -> list[Any]:
     return [one for one in every if one.supported()]
 
 
+def block_of(lib: Any, kernels: Any, codec: str) -> Any:
+    """The functions of a set for a codec."""
+    return kernels.block[getattr(lib, "RC_CODEC_" + codec.upper())]
+
+
 def memory(array: Array | None, kind: str = "char") -> Any:
     """An array's elements for C, which keep the array as long as they live."""
     return ffi.NULL if array is None else ffi.from_buffer(kind + "[]", array)
@@ -155,7 +160,7 @@ def test_blocks_are_encoded(lib: Any, codec: str) -> None:
             scales = np.empty(len(expected.scales), np.uint16)
             codes = np.empty(payload_bytes(codec, n) - 2 * len(scales), np.uint8)
             left = np.empty(n, np.float32)
-            poisoned = getattr(kernels, codec).encode(
+            poisoned = block_of(lib, kernels, codec).encode(
                 memory(scales, "uint16_t"),
                 memory(codes, "uint8_t"),
                 memory(left, "float"),
@@ -198,7 +203,8 @@ def test_any_bytes_are_decoded_and_added(lib: Any, codec: str) -> None:
         scales, codes = payload[: 2 * len(expected.scales)], payload[2 * len(expected.scales) :]
         of_wire = memory(scales.copy(), "uint16_t"), memory(codes.copy(), "uint8_t")
         for kernels in sets_of(lib):
-            out, added, block = np.empty(n, np.float32), before.copy(), getattr(kernels, codec)
+            out, added = np.empty(n, np.float32), before.copy()
+            block = block_of(lib, kernels, codec)
             told = (
                 block.decode(memory(out, "float"), *of_wire, n, n % 2),
                 block.add(memory(added, "float"), *of_wire, n),

@@ -389,6 +389,9 @@ _EVERY_STEP = (
     dataclasses.replace(
         _hook("int4", "AdamW, int4 with feedback", compression="int4"), settings=("T1", "T4")
     ),
+    dataclasses.replace(
+        _hook("int2", "AdamW, int2 with feedback", compression="int2"), tuned_as="int4"
+    ),
     _hook("onebit-adamw", "1-bit gradients under AdamW", compression="onebit", force=True),
     _hook("int4-no-feedback", "AdamW, int4 without feedback", compression="int4", feedback=False),
     Method(
@@ -488,6 +491,10 @@ _OUTER = (
     dataclasses.replace(
         _outer("outer-int4", "OuterStep, H = 10, int4 with feedback", codec="int4"),
         settings=("T1", "T4"),
+    ),
+    dataclasses.replace(
+        _outer("outer-int2", "OuterStep, H = 10, int2 with feedback", codec="int2"),
+        tuned_as="outer-int4",
     ),
     dataclasses.replace(
         _outer("outer-mean", "OuterStep, H = 10, mean", codec="none", rule=("Mean",)),

@@ -11,22 +11,11 @@ enum {
     FAR_BYTES = 4 << 20 /* larger tensors are written past the caches */
 };
 
-static const kernel_block *format_of(const kernel_set *kernels, rc_codec id)
-{
-    switch (id) {
-    case RC_CODEC_INT8: return &kernels->int8;
-    case RC_CODEC_INT4: return &kernels->int4;
-    case RC_CODEC_ONEBIT: return &kernels->onebit;
-    case RC_CODEC_FP8: return &kernels->fp8;
-    default: return NULL;
-    }
-}
-
 void quant_init(quant *q, const kernel_set *kernels, const rc_call *call, int contributors)
 {
     size_t elem_bytes = call->dtype == RC_F64 ? sizeof(double) : sizeof(float);
     *q = (quant){.kernels = kernels,
-                 .format = format_of(kernels, call->codec),
+                 .format = &kernels->block[call->codec],
                  .dtype = call->dtype,
                  .elem_bytes = elem_bytes,
                  .post = call->op == RC_AVG ? (float)(1.0 / contributors) : 1.0F,

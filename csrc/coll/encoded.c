@@ -30,9 +30,8 @@ static uint64_t aligned(uint64_t bytes)
 
 int encoded_suits(const rc_call *call, const work_env *env)
 {
-    return call->collective == RC_ALLREDUCE && call->dtype == RC_F32 &&
-           call->codec >= RC_CODEC_INT8 && call->codec < RC_CODEC_COUNT && call->feedback == NULL &&
-           env->world_size > 1;
+    return call->collective == RC_ALLREDUCE && call->dtype == RC_F32 && plan_quantises(call) &&
+           call->codec < RC_CODEC_COUNT && call->feedback == NULL && env->world_size > 1;
 }
 
 /* Returns the bytes of a part's payloads. */

@@ -97,8 +97,11 @@ typedef enum rc_codec {
     RC_CODEC_INT4 = 4,   /* a scale for every 64 */
     RC_CODEC_ONEBIT = 5, /* signs, and a scale for every 256 */
     RC_CODEC_FP8 = 6,    /* e4m3, and a scale for every 256 */
+    RC_CODEC_INT2 = 7,   /* four levels of rotated elements, and a scale for every 64 */
 } rc_codec;
-#define RC_CODEC_COUNT 7
+#define RC_CODEC_COUNT 8
+/* Returns the codec's name ("int2"), as in ringcomm's compression=; "?" for no codec. */
+const char *rc_codec_name(rc_codec codec);
 
 typedef enum rc_collective {
     RC_ALLREDUCE = 0,
@@ -373,9 +376,9 @@ typedef struct rc_call {
     rc_feedback *feedback;
     /* 1: src and dst hold encoded data, in an all-reduce of RC_F32 without shared memory and
      * without feedback; other ranks see no difference. By RC_CODEC_BF16 or RC_CODEC_FP16: the 16
-     * bits of each element, for an RC_AVG by fp16 those of the element times 1/world_size. By
-     * RC_CODEC_INT8, RC_CODEC_INT4, RC_CODEC_ONEBIT or RC_CODEC_FP8, among two ranks or more:
-     * payloads, laid out as rc_comm_layout says; src is dst. */
+     * bits of each element, for an RC_AVG by fp16 those of the element times 1/world_size. By a
+     * codec that quantises, among two ranks or more: payloads, laid out as rc_comm_layout says; src
+     * is dst. */
     int32_t encoded;
     /* The call of the library that this one is part of, for other ranks' messages where calls
      * differ: a number of rc_caller_name, or 0. Ranks may differ in it. */

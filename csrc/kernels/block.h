@@ -19,17 +19,18 @@
  *                       code = number nearest to c * (1 / s), ties to even; D = number * s
  *   onebit              s = min(root of the mean of c * c, 1.75 * mean of |c|), rounded to bf16;
  *                       code = c >= 0; D = s or -s
- * With a scale made here the product is exact, so that |c - D| is half a step at most, but for the
- * roundings of c * (1 / s). An s below the normal floats is made 0: all D are then 0, and left is
- * c. Sums are those of 32 lanes: lane i takes elements i, i + 32, ..., then lanes are added to
- * those 16, 8, 4, 2, 1 before them.
+ *   int2                in int2.h
+ * With a scale made here the product is exact, so that |c - D| is half a step of int8, int4 and fp8
+ * at most, but for the roundings of c * (1 / s). An s below the normal floats is made 0: all D are
+ * then 0, and left is c. Sums are those of 32 lanes: lane i takes elements i, i + 32, ..., then
+ * lanes are added to those 16, 8, 4, 2, 1 before them.
  */
 #ifndef RINGCOMM_KERNELS_BLOCK_H
 #define RINGCOMM_KERNELS_BLOCK_H
 
 #include "bits.h"
 
-enum { BLOCK_MAX = 256, BLOCK_NAN = 0x7fc0 };
+enum { BLOCK_MAX = 256, BLOCK_NAN = 0x7fc0, GROUPS = KERNEL_LANES / LANES };
 
 static inline int block_finite(float value)
 {
@@ -94,6 +95,40 @@ static void block_left_whole(float *left, const float *c, float s, size_t n)
         block_fill(left, s, n);
 }
 
+/* ---- a scale by a mean, and a bit per element ---- */
+
+/* Rounds a positive scale to bf16. */
+static inline float block_scale_round(float s)
+{
+    const uint32_t bits = bits_of(s);
+    return float_of((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000);
+}
+
+/* Sums the lanes: each half is added to the one before it. */
+static inline float block_sum(const vec *lanes)
+{
+    float sum[KERNEL_LANES];
+    for (size_t i = 0; i < GROUPS; i++)
+        vec_store(sum + i * LANES, lanes[i]);
+    for (size_t half = KERNEL_LANES / 2; half; half /= 2)
+        for (size_t i = 0; i < half; i++)
+            sum[i] += sum[i + half];
+    return sum[0];
+}
+
+/* Stores a bit for each of 32 elements, the first in the lowest bit of the first byte. */
+static inline void store_bits(uint8_t *codes, uint32_t bits)
+{
+    for (int i = 0; i < 4; i++)
+        codes[i] = (uint8_t)(bits >> 8 * i);
+}
+
+static inline uint32_t load_bits(const uint8_t *codes)
+{
+    return (uint32_t)codes[0] | (uint32_t)codes[1] << 8 | (uint32_t)codes[2] << 16 |
+           (uint32_t)codes[3] << 24;
+}
+
 /* ---- a scale by the largest magnitude ---- */
 
 /* Returns the scale. top: the bits of the largest |c|, in which infinity and NaN are larger than
@@ -146,5 +181,7 @@ static inline float block_scale_by_top(uint32_t top, float limit)
 #include "scaled.h"
 
 #include "onebit.h"
+
+#include "int2.h"
 
 #endif

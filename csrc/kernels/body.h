@@ -219,10 +219,14 @@ const kernel_set SET = {
         },
     .bf16 = {bf16_encode, bf16_decode, bf16_add, bf16_add_half},
     .fp16 = {fp16_encode, fp16_decode, fp16_add, fp16_add_half},
-    .int8 = {256, 256, int8_encode, int8_decode, int8_add},
-    .int4 = {64, 32, int4_encode, int4_decode, int4_add},
-    .onebit = {256, 32, onebit_encode, onebit_decode, onebit_add},
-    .fp8 = {256, 256, fp8_encode, fp8_decode, fp8_add},
+    .block =
+        {
+            [RC_CODEC_INT8] = {256, 256, int8_encode, int8_decode, int8_add},
+            [RC_CODEC_INT4] = {64, 32, int4_encode, int4_decode, int4_add},
+            [RC_CODEC_ONEBIT] = {256, 32, onebit_encode, onebit_decode, onebit_add},
+            [RC_CODEC_FP8] = {256, 256, fp8_encode, fp8_decode, fp8_add},
+            [RC_CODEC_INT2] = {64, 16, int2_encode, int2_decode, int2_add},
+        },
     .sparse = {sparse_combine, sparse_count, sparse_pick, sparse_put, sparse_scores, sparse_sgd,
                sparse_adam},
     .f64_to_f32 = f64_to_f32,

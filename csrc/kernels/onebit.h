@@ -2,43 +2,17 @@
 #ifndef RINGCOMM_KERNELS_ONEBIT_H
 #define RINGCOMM_KERNELS_ONEBIT_H
 
-enum { ONEBIT_BLOCK = 256, ONEBIT_BYTES = 32, GROUPS = KERNEL_LANES / LANES };
-
-/* Sums the lanes: each half is added to the one before it. */
-static inline float block_sum(const vec *lanes)
-{
-    float sum[KERNEL_LANES];
-    for (size_t i = 0; i < GROUPS; i++)
-        vec_store(sum + i * LANES, lanes[i]);
-    for (size_t half = KERNEL_LANES / 2; half; half /= 2)
-        for (size_t i = 0; i < half; i++)
-            sum[i] += sum[i + half];
-    return sum[0];
-}
+enum { ONEBIT_BLOCK = 256, ONEBIT_BYTES = 32 };
 
 /* Returns the scale. If the sum of squares is finite, so are both means. */
 static inline float block_scale_by_mean(float squares, float sizes, float n)
 {
     const float root = __builtin_sqrtf(squares / n);
     const float mean = 1.75f * (sizes / n);
-    const uint32_t bits = bits_of(root < mean ? root : mean);
-    const float s = float_of((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000);
+    const float s = block_scale_round(root < mean ? root : mean);
     if (!block_finite(squares))
         return float_of((uint32_t)BLOCK_NAN << 16);
     return s < 0x1p-126f ? 0.0f : s;
-}
-
-/* Stores 32 signs, the first in the lowest bit of the first byte. */
-static inline void store_signs(uint8_t *codes, uint32_t bits)
-{
-    for (int i = 0; i < 4; i++)
-        codes[i] = (uint8_t)(bits >> 8 * i);
-}
-
-static inline uint32_t load_signs(const uint8_t *codes)
-{
-    return (uint32_t)codes[0] | (uint32_t)codes[1] << 8 | (uint32_t)codes[2] << 16 |
-           (uint32_t)codes[3] << 24;
 }
 
 /* Returns D where the sign is minus: a zero block has no -0. */
@@ -79,7 +53,7 @@ static inline float onebit_encode_block(uint8_t *codes, float *left, const float
             if (left)
                 block_put(left + at, vec_sub(x, vec_by_sign(x, plus, minus)), stream);
         }
-        store_signs(codes + i / 8, bits);
+        store_bits(codes + i / 8, bits);
     }
     for (size_t i = n; i < ONEBIT_BLOCK; i++)
         codes[i / 8] &= (uint8_t)~(1u << i % 8);
@@ -94,7 +68,7 @@ static inline int onebit_decode_block(float *dst, float s, const uint8_t *codes,
     }
     const vec plus = vec_set(s), minus = vec_set(onebit_minus(s));
     for (size_t i = 0; i < ONEBIT_BLOCK; i += KERNEL_LANES) {
-        const uint32_t bits = load_signs(codes + i / 8);
+        const uint32_t bits = load_bits(codes + i / 8);
         for (size_t at = 0; at < KERNEL_LANES; at += LANES)
             block_put(dst + i + at, vec_by_bits(bits >> at, plus, minus), stream);
     }
@@ -109,7 +83,7 @@ static inline int onebit_add_block(float *acc, float s, const uint8_t *codes)
     }
     const vec plus = vec_set(s), minus = vec_set(onebit_minus(s));
     for (size_t i = 0; i < ONEBIT_BLOCK; i += KERNEL_LANES) {
-        const uint32_t bits = load_signs(codes + i / 8);
+        const uint32_t bits = load_bits(codes + i / 8);
         for (size_t at = 0; at < KERNEL_LANES; at += LANES) {
             const vec d = vec_by_bits(bits >> at, plus, minus);
             vec_store(acc + i + at, vec_add(vec_load(acc + i + at), d));

@@ -25,7 +25,8 @@ int blocks_suits(rc_flight *f)
 {
     rc_comm *comm = f->pipe->comm;
     return f->pipe->device->kernels != NULL && comm_hosts(comm) == 0 && packing_is_aligned(f) &&
-           rc_comm_layout(comm, &f->call, &f->layout) == RC_OK;
+           rc_comm_layout(comm, &f->call, &f->layout) == RC_OK &&
+           packing_of(f->call.codec) < PACKING_KERNELS;
 }
 
 static rc_result make_packed_room(rc_flight *f, rc_error *error)

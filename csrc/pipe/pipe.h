@@ -149,8 +149,7 @@ void packing_release(rc_pipe *p, pipe_scratch *scratch);
  */
 int packing_is_aligned(const rc_flight *f);
 /* Returns the kernel that packs by a codec that quantises; the next one unpacks, the one after it
- * adds two.
- */
+ * adds two. PACKING_KERNELS or more: there is none, and the tensor is copied as it is. */
 int packing_of(rc_codec codec);
 /* Launches a kernel on so many elements. */
 rc_result packing_launch(rc_pipe *p, int kernel, uint64_t elements, cu_stream stream,

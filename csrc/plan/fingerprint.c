@@ -10,7 +10,7 @@ static const char *const dtype_names[RC_DTYPE_COUNT] = {"f16", "bf16", "f32", "f
                                                         "i8",  "u8",   "i32", "i64"};
 static const char *const op_names[RC_OP_COUNT] = {"sum", "avg", "min", "max", "prod"};
 static const char *const codec_names[RC_CODEC_COUNT] = {"none", "bf16",   "fp16", "int8",
-                                                        "int4", "onebit", "fp8"};
+                                                        "int4", "onebit", "fp8",  "int2"};
 
 static const char *const caller_names[] = {
     "another call of ringcomm",
@@ -35,6 +35,11 @@ enum { CALLERS = sizeof caller_names / sizeof *caller_names };
 const char *rc_caller_name(int caller)
 {
     return caller > 0 && caller <= CALLERS ? caller_names[caller - 1] : NULL;
+}
+
+const char *rc_codec_name(rc_codec codec)
+{
+    return (unsigned)codec < RC_CODEC_COUNT ? codec_names[codec] : "?";
 }
 
 static int reduces(rc_collective collective)

@@ -103,6 +103,11 @@ def algorithm_names() -> list[str]:
     return [text(lib.rc_algorithm_name(number)) for number in range(lib.RC_ALGORITHM_COUNT)]
 
 
+def codec_names() -> list[str]:
+    """Lists the core's codecs by number."""
+    return [text(lib.rc_codec_name(number)) for number in range(lib.RC_CODEC_COUNT)]
+
+
 def _address(work: Any) -> int:
     return int(ffi.cast("uintptr_t", work))
 

@@ -70,15 +70,15 @@ class HookState:
 
     Args:
         compression: how float32 and float64 gradients travel: None or "none", "bf16", "fp16",
-            "int8", "fp8", "int4" or "onebit". From int8 on, parameters of one dimension and those
-            below ``threshold`` travel at bf16. Gradients of 16-bit models are not compressed.
+            "int8", "fp8", "int4", "int2" or "onebit". From int8 on, parameters of one dimension and
+            those below ``threshold`` travel at bf16. Gradients of 16-bit models are not compressed.
             "auto": none, bf16 or int8, chosen by measurements of link and model, and anew as they
             change. A CodecPolicy, such as Auto(model, allow=["int4"]): it chooses for each step.
         comm: the communicator; None: at the time of the first bucket, that of the default process
             group if its backend is "ringcomm", else ringcomm's default one.
         model: the model that is trained, in DDP or not. Error feedback needs it, as residuals are
             kept by its parameters' names.
-        feedback: None: error feedback where the codec needs it (int4, onebit). True: with
+        feedback: None: error feedback where the codec needs it (int4, int2, onebit). True: with
             int8 and fp8, too. A FeedbackStore: residuals are kept in it. False: none.
         threshold: bytes of a gradient below which it is small.
         warmup_steps: number of first steps in which bf16 replaces int8 and harsher codecs: in the

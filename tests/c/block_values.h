@@ -10,23 +10,23 @@
 
 /* ---- formats ---- */
 
-enum format { INT8, INT4, ONEBIT, FP8, FORMATS };
+enum format { INT8, INT4, ONEBIT, FP8, INT2, FORMATS };
 
-static const char *const format_names[FORMATS] = {"int8", "int4", "onebit", "fp8"};
-static const size_t block_of[FORMATS] = {256, 64, 256, 256};
-static const size_t bytes_of[FORMATS] = {256, 32, 32, 256};
-static const double limit_of[FORMATS] = {127, 7, 1, 448};
+static const char *const format_names[FORMATS] = {"int8", "int4", "onebit", "fp8", "int2"};
+static const size_t block_of[FORMATS] = {256, 64, 256, 256, 64};
+static const size_t bytes_of[FORMATS] = {256, 32, 32, 256, 16};
+static const double limit_of[FORMATS] = {127, 7, 1, 448, 80};
 
 static inline const kernel_block *format_of(const kernel_set *set, enum format format)
 {
-    const kernel_block *all[FORMATS] = {&set->int8, &set->int4, &set->onebit, &set->fp8};
-    return all[format];
+    return &set->block[RC_CODEC_INT8 + format];
 }
 
 /* Bytes of the codes of n elements. */
 static inline size_t codes_size(enum format format, size_t n)
 {
-    return format == INT8 || format == FP8 ? n : (n + block_of[format] - 1) / block_of[format] * 32;
+    size_t blocks = (n + block_of[format] - 1) / block_of[format];
+    return bytes_of[format] == block_of[format] ? n : blocks * bytes_of[format];
 }
 
 static inline size_t scales_count(enum format format, size_t n)

@@ -18,12 +18,7 @@ static const kernel_half *half_of(int codec)
 
 static const kernel_block *block_of(int codec)
 {
-    switch (codec) {
-    case RC_CODEC_INT8: return &kernels->int8;
-    case RC_CODEC_INT4: return &kernels->int4;
-    case RC_CODEC_ONEBIT: return &kernels->onebit;
-    default: return &kernels->fp8;
-    }
+    return &kernels->block[codec];
 }
 
 EXPORT void core_pack_half(int codec, uint16_t *wire, const float *src, float pre, size_t n)

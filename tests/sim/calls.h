@@ -4,10 +4,13 @@
  * All values are small whole numbers, chosen so that no codec rounds and no order of adding
  * matters: 0 to 15 in sums and extremes, 1 and 2 in products, averages of 2, 4 or 8 ranks. A
  * quantising codec gets one magnitude per rank, a multiple of its largest code, with a sign per
- * element: then every scale is a whole number of at most 8 bits, and every code its largest.
+ * element: then every scale is a whole number of at most 8 bits, and every code its largest. int2,
+ * which rotates blocks, gets what codes of 3 and 10 are rotated to, times a number per rank; blocks
+ * that are cut short are zeros.
  *
  * Calls that feed residuals back lose something: every 64th element is as those above, which makes
- * the scale, and the others are whole numbers between the codes. What holds then is in ledger.h.
+ * the scale, and the others are whole numbers between the codes; but int2 loses nothing. What holds
+ * then is in ledger.h.
  */
 #ifndef RINGCOMM_SIM_CALLS_H
 #define RINGCOMM_SIM_CALLS_H
@@ -53,6 +56,22 @@ static inline uint64_t call_mix(uint64_t x)
     return x ^ x >> 31;
 }
 
+/* Element i of n that int2 encodes exactly. */
+static inline int64_t call_rotated(uint64_t salt, uint64_t i, uint64_t n)
+{
+    enum { BLOCK = 64 };
+    uint64_t first = i - i % BLOCK, x = i % BLOCK;
+    int64_t sum = 0;
+    if (first + BLOCK > n)
+        return 0;
+    for (uint64_t at = 0; at < BLOCK; at++) {
+        uint64_t bits = call_mix(salt ^ (first + at));
+        int64_t level = bits & 6 ? 3 : 10;
+        sum += ((uint64_t)__builtin_popcountll(at & x) + bits) % 2 != 0 ? level : -level;
+    }
+    return ((x & x >> 1) ^ (x >> 2 & x >> 3) ^ (x >> 4 & x >> 5)) & 1 ? -sum : sum;
+}
+
 /* Element i of what a rank gives. */
 static inline int64_t call_value(const sim_call *c, int rank, uint64_t i)
 {
@@ -63,9 +82,12 @@ static inline int64_t call_value(const sim_call *c, int rank, uint64_t i)
     if (codec < RC_CODEC_INT8)
         return c->call.op == RC_PROD ? 1 + (int64_t)(bits & 1) : (int64_t)(bits & 15);
     uint64_t salt = c->feeds ? c->fed_salt : c->salt;
-    int64_t top = (1 + (int64_t)(call_mix(salt + (uint64_t)rank) % 31)) * largest[codec];
-    int is_scatter = c->call.collective == RC_REDUCE_SCATTER && c->call.count > 0;
-    if (c->feeds && (is_scatter ? i % c->call.count : i) % 64 != 0)
+    int64_t own = 1 + (int64_t)(call_mix(salt + (uint64_t)rank) % 31), top = own * largest[codec];
+    uint64_t at =
+        c->call.collective == RC_REDUCE_SCATTER && c->call.count > 0 ? i % c->call.count : i;
+    if (codec == RC_CODEC_INT2)
+        return own * call_rotated(c->salt, at, c->call.count);
+    if (c->feeds && at % 64 != 0)
         return (int64_t)(bits % (uint64_t)(top + top / 2 + 1)) - top * 3 / 4;
     return call_mix(c->salt ^ i) & 1 ? top : -top;
 }
