@@ -258,7 +258,7 @@ def by_outer(inner: str = "AdamW", outer: Any = None, **settings: Any) -> Scene:
 
 # ---- the list ----
 
-CODECS = ("none", "bf16", "fp16", "int8", "fp8", "int4", "onebit")
+CODECS = ("none", "bf16", "fp16", "int8", "fp8", "int4", "int2", "onebit")
 KEEP = {*CODECS[3:]}  # that may have error feedback
 
 
@@ -317,7 +317,7 @@ def scenes() -> Iterator[tuple[str, Scene]]:
             words = ", ".join(f"{key}={value}" for key, value in more.items())
             yield f"sparse {name} {words}", by_optimizer("sparse", name, **rate, **more)
 
-    for codec in ("none", "bf16", "int8", "int4", "onebit"):
+    for codec in ("none", "bf16", "int8", "int4", "int2", "onebit"):
         for rule in ("mean", "nesterov"):
             yield f"outer {rule} {codec}", by_outer(outer=rule, codec=codec)
     yield "outer int8 with feedback", by_outer(codec="int8", feedback=True)

@@ -14,12 +14,19 @@
  * where int8 and fp8 have x in the first LANES codes and y in the next, and int4 has both in LANES
  * codes, x in the low halves.
  *
+ * Codes of a block:
+ *   int8     int8, -127 to 127
+ *   int4     two's complement, -7 to 7; byte j has element j in its low half, j + 32 in its high one
+ *   onebit   element i is bit i % 8 of byte i / 8; 1: scale, 0: -scale
+ *   fp8      e4m3, finite
+ *
  * Arithmetic, in f32, each step rounded:
  *   int8, int4, fp8     s = largest |c| / limit (127, 7, 448), rounded up to bf16;
  *                       code = number nearest to c * (1 / s), ties to even; D = number * s
  *   onebit              s = min(root of the mean of c * c, 1.75 * mean of |c|), rounded to bf16;
  *                       code = c >= 0; D = s or -s
- *   int2                in int2.h
+ * Both of int2 are in int2.h.
+ *
  * With a scale made here the product is exact, so that |c - D| is half a step of int8, int4 and fp8
  * at most, but for the roundings of c * (1 / s). An s below the normal floats is made 0: all D are
  * then 0, and left is c. Sums are those of 32 lanes: lane i takes elements i, i + 32, ..., then

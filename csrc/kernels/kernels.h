@@ -135,15 +135,7 @@ typedef struct kernel_set {
                                     size_t n);
     kernel_half bf16;
     kernel_half fp16;
-    /* By codec, of those that quantise:
-     *   int8      int8, -127 to 127
-     *   int4      two's complement, -7 to 7; byte j has element j in its low half, j + 32 in its
-     *             high one
-     *   onebit    element i is bit i % 8 of byte i / 8; 1: scale, 0: -scale
-     *   fp8       e4m3, finite
-     *   int2      as onebit, of elements that int2.h has rotated, then as many bits; 1: 10 scales,
-     *             0: 3 */
-    kernel_block block[RC_CODEC_COUNT];
+    kernel_block block[RC_CODEC_COUNT]; /* by codec, of those that quantise; layouts in block.h */
     kernel_sparse sparse;
     void (*f64_to_f32)(float *dst, const double *src, size_t n);
     void (*f32_to_f64)(double *dst, const float *src, size_t n);

@@ -23,6 +23,31 @@ static inline uint64_t draw_below(uint64_t *state, uint64_t bound)
     return (draw(state) >> 16) % bound;
 }
 
+/* A number that depends on x alone. */
+static inline uint64_t mix(uint64_t x)
+{
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+/* Element i of n whole numbers that int2 encodes exactly: what codes are rotated to. Blocks that
+ * are cut short are zeros. */
+static inline int64_t draw_rotated(uint64_t salt, uint64_t i, uint64_t n)
+{
+    enum { BLOCK = 64 };
+    uint64_t first = i - i % BLOCK, x = i % BLOCK;
+    int64_t sum = 0;
+    if (first + BLOCK > n)
+        return 0;
+    for (uint64_t at = 0; at < BLOCK; at++) {
+        uint64_t bits = mix(salt ^ (first + at));
+        int64_t level = bits & 6 ? 3 : 10;
+        sum += ((uint64_t)__builtin_popcountll(at & x) + bits) % 2 != 0 ? level : -level;
+    }
+    return ((x & x >> 1) ^ (x >> 2 & x >> 3) ^ (x >> 4 & x >> 5)) & 1 ? -sum : sum;
+}
+
 /* n elements of ordinary size; integers of any size. No NaN, whose payloads are unspecified. */
 static inline void fill_random(void *data, rc_dtype dtype, size_t n, uint64_t *state)
 {

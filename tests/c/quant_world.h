@@ -6,7 +6,8 @@
 
 static uint64_t seed = 88172645463325252u;
 
-static const rc_codec codecs[] = {RC_CODEC_INT8, RC_CODEC_INT4, RC_CODEC_ONEBIT, RC_CODEC_FP8};
+static const rc_codec codecs[] = {RC_CODEC_INT8, RC_CODEC_INT4, RC_CODEC_ONEBIT, RC_CODEC_FP8,
+                                  RC_CODEC_INT2};
 
 /* All ranks' tensors. */
 typedef struct tensors {

@@ -8,7 +8,8 @@
 
 enum { MOST_ELEMS = 3000, ROOM = 4 * MOST_ELEMS };
 
-static const rc_codec codecs[] = {RC_CODEC_INT8, RC_CODEC_INT4, RC_CODEC_ONEBIT, RC_CODEC_FP8};
+static const rc_codec codecs[] = {RC_CODEC_INT8, RC_CODEC_INT4, RC_CODEC_ONEBIT, RC_CODEC_FP8,
+                                  RC_CODEC_INT2};
 static const size_t counts[] = {0, 1, 31, 64, 65, 255, 256, 257, 1023, 1024, 1025, MOST_ELEMS};
 static uint64_t seed = 2463534242u;
 

@@ -39,11 +39,14 @@ static const float *draw_whole(tensors *t, rc_codec codec, uint64_t part)
                            : codec == RC_CODEC_INT4   ? 7
                            : codec == RC_CODEC_ONEBIT ? 1
                                                       : 448;
+    uint64_t salt = draw(&seed);
     for (uint64_t i = 0; i < t->count; i++) {
         uint64_t most = limit == 448 ? 15 : limit; /* e4m3 has four binary digits */
         int is_first = i % part % 64 == 0 || codec == RC_CODEC_ONEBIT;
         float size = (float)(is_first ? limit : draw_below(&seed, most + 1));
         float value = draw_below(&seed, 2) ? size : 0.0F - size;
+        if (codec == RC_CODEC_INT2)
+            value = (float)draw_rotated(salt + i / part, i % part, part);
         for (int rank = 0; rank < t->size; rank++)
             t->src[rank][i] = value * (float)(1 << rank);
     }

@@ -49,47 +49,24 @@ static inline rc_call call_of_rank(const sim_call *c, int rank)
     return call;
 }
 
-static inline uint64_t call_mix(uint64_t x)
-{
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
-
-/* Element i of n that int2 encodes exactly. */
-static inline int64_t call_rotated(uint64_t salt, uint64_t i, uint64_t n)
-{
-    enum { BLOCK = 64 };
-    uint64_t first = i - i % BLOCK, x = i % BLOCK;
-    int64_t sum = 0;
-    if (first + BLOCK > n)
-        return 0;
-    for (uint64_t at = 0; at < BLOCK; at++) {
-        uint64_t bits = call_mix(salt ^ (first + at));
-        int64_t level = bits & 6 ? 3 : 10;
-        sum += ((uint64_t)__builtin_popcountll(at & x) + bits) % 2 != 0 ? level : -level;
-    }
-    return ((x & x >> 1) ^ (x >> 2 & x >> 3) ^ (x >> 4 & x >> 5)) & 1 ? -sum : sum;
-}
-
 /* Element i of what a rank gives. */
 static inline int64_t call_value(const sim_call *c, int rank, uint64_t i)
 {
     static const int64_t largest[RC_CODEC_COUNT] = {
         [RC_CODEC_INT8] = 127, [RC_CODEC_INT4] = 7, [RC_CODEC_ONEBIT] = 1, [RC_CODEC_FP8] = 448};
     rc_codec codec = c->feeds ? c->fed : c->call.codec;
-    uint64_t bits = call_mix(c->salt + ((uint64_t)rank << 40) + i);
+    uint64_t bits = mix(c->salt + ((uint64_t)rank << 40) + i);
     if (codec < RC_CODEC_INT8)
         return c->call.op == RC_PROD ? 1 + (int64_t)(bits & 1) : (int64_t)(bits & 15);
     uint64_t salt = c->feeds ? c->fed_salt : c->salt;
-    int64_t own = 1 + (int64_t)(call_mix(salt + (uint64_t)rank) % 31), top = own * largest[codec];
+    int64_t own = 1 + (int64_t)(mix(salt + (uint64_t)rank) % 31), top = own * largest[codec];
     uint64_t at =
         c->call.collective == RC_REDUCE_SCATTER && c->call.count > 0 ? i % c->call.count : i;
     if (codec == RC_CODEC_INT2)
-        return own * call_rotated(c->salt, at, c->call.count);
+        return own * draw_rotated(c->salt, at, c->call.count);
     if (c->feeds && at % 64 != 0)
         return (int64_t)(bits % (uint64_t)(top + top / 2 + 1)) - top * 3 / 4;
-    return call_mix(c->salt ^ i) & 1 ? top : -top;
+    return mix(c->salt ^ i) & 1 ? top : -top;
 }
 
 static inline void call_store(void *data, rc_dtype dtype, uint64_t i, double value)

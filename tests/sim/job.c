@@ -144,7 +144,7 @@ void job_draw(job *j, uint64_t seed)
 {
     static const char *const kernels[] = {NULL, "scalar"};
     static const uint64_t paces[] = {1, MS, 20 * MS, 300 * MS};
-    *j = (job){.seed = seed, .random = call_mix(seed + 0x9e3779b97f4a7c15u) | 1};
+    *j = (job){.seed = seed, .random = mix(seed + 0x9e3779b97f4a7c15u) | 1};
     j->processes = 2 + (int)pick(j, pick(j, 2) ? 2 : OS_MOST_RANKS - 1);
     j->groups = 1 + (pick(j, 4) == 0);
     j->never_awakes = pick(j, 4) == 0;

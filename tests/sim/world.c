@@ -207,7 +207,7 @@ int world_run(const job *what, FILE *trace, uint64_t *events)
 {
     world *w = calloc(1, sizeof *w);
     w->job = *what;
-    os_open(call_mix(what->seed), trace);
+    os_open(mix(what->seed), trace);
     w->began = os_now();
     open_world(w);
     for (int i = 0; i < w->job.faults; i++)
