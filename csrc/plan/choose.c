@@ -18,6 +18,11 @@
  * the ports of a switch from overflowing, and reduces while it receives. So it takes over where the
  * hops no longer show.
  *
+ * An all-gather of S bytes from each is N-1 hops around the ring, or one from each rank to all:
+ *
+ *   ring      (N-1) HOP                        +   (N-1)   S/B
+ *   direct       HOP + (N-2) MESSAGE           +   (N-1)   S/B
+ *
  * A chain of N-1 hops passes on S bytes in segments of C. With FRAME for the handling of a segment,
  * the last byte arrives after S/C FRAME + S/B + HOP + (N-2) (HOP + C/B): the least time is at
  * C = sqrt(S FRAME B / (N-2)), with the B of 1 Gbit/s. (16 MiB and 4 MiB from one of 8 ranks: 4 and
@@ -57,10 +62,29 @@ static rc_algorithm one_plan(const rc_call *call, int world_size)
     }
 }
 
-rc_algorithm plan_estimate(int world_size, uint64_t wire_bytes, uint32_t link_mbit, double *seconds)
+/* Returns the time (ns) of so many bytes on a link. */
+static double time_on_wire(uint64_t bytes, uint32_t link_mbit)
 {
     uint32_t mbit = link_mbit == 0 ? UNKNOWN_MBIT : link_mbit < MOST_MBIT ? link_mbit : MOST_MBIT;
-    double whole = (double)wire_bytes / (BYTES_PER_NS / 1000 * mbit);
+    return (double)bytes / (BYTES_PER_NS / 1000 * mbit);
+}
+
+/* Returns 1 if the hops of a ring show beside those of what takes `least`. */
+static int ring_shows(double ring, double least)
+{
+    return ring - least >= SHOWS * ring;
+}
+
+/* Returns the way of an all-gather. */
+static rc_algorithm choose_gather(int world_size, double own)
+{
+    double wire = (world_size - 1) * own, ring = (world_size - 1) * HOP_NS + wire;
+    return ring_shows(ring, schedule_exchange_time(world_size) + wire) ? RC_DIRECT : RC_RING;
+}
+
+rc_algorithm plan_estimate(int world_size, uint64_t wire_bytes, uint32_t link_mbit, double *seconds)
+{
+    double whole = time_on_wire(wire_bytes, link_mbit);
     double ring = schedule_ring.time(world_size, whole), least = ring;
     rc_algorithm best = RC_RING;
     seconds[RC_AUTO] = 0.0;
@@ -72,7 +96,7 @@ rc_algorithm plan_estimate(int world_size, uint64_t wire_bytes, uint32_t link_mb
             best = (rc_algorithm)a;
         }
     }
-    return ring - least < SHOWS * ring ? RC_RING : best;
+    return ring_shows(ring, least) ? best : RC_RING;
 }
 
 rc_algorithm plan_choose(const rc_call *call, int world_size, uint64_t wire_bytes,
@@ -80,6 +104,10 @@ rc_algorithm plan_choose(const rc_call *call, int world_size, uint64_t wire_byte
 {
     if (world_size > 1 && plan_quantises(call))
         return one_plan(call, world_size);
+    if (call->collective == RC_ALLGATHER && wanted == RC_AUTO)
+        return choose_gather(world_size, time_on_wire(wire_bytes, link_mbit));
+    if (call->collective == RC_ALLGATHER && wanted == RC_DIRECT)
+        return RC_DIRECT;
     if (call->collective != RC_ALLREDUCE || world_size == 1)
         return RC_RING;
     if (wanted != RC_AUTO)

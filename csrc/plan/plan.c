@@ -80,6 +80,7 @@ static const schedule *row_of(rc_collective collective, rc_algorithm algorithm)
     case RC_RECV: return &schedule_rooted;
     case RC_ALLTOALL:
     case RC_BARRIER: return &schedule_pairwise;
+    case RC_ALLGATHER: return algorithm == RC_DIRECT ? &schedule_pairwise : &schedule_ring;
     default: return schedule_of(algorithm);
     }
 }

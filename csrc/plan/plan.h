@@ -85,8 +85,8 @@ int plan_shares_whole(int world_size, uint64_t wire_bytes, rc_algorithm wanted);
 
 #define PLAN_NO_CHUNK UINT32_MAX
 
-/* Returns the algorithm of a call: wanted where the call has a choice; for RC_AUTO the cost
- * model's, over links of link_mbit Mbit/s (0: not known). */
+/* Returns the algorithm of a call: wanted where the call has a choice (an all-gather: of RC_RING
+ * and RC_DIRECT); for RC_AUTO the cost model's, over links of link_mbit Mbit/s (0: not known). */
 rc_algorithm plan_choose(const rc_call *call, int world_size, uint64_t wire_bytes,
                          uint32_t link_mbit, rc_algorithm wanted);
 

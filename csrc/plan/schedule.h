@@ -8,7 +8,7 @@
  *   halving.c    sums along trees to the owner of a part, results back
  *   chain.c      from rank to rank: broadcast, reduce
  *   rooted.c     from one rank, or to it: gather, scatter, a message
- *   pairwise.c   from each to each: all-to-all, barrier
+ *   pairwise.c   from each to each: all-to-all, barrier, all-gather of little data
  *
  * The first five are algorithms of an all-reduce (rc_algorithm), with a place in the table of
  * plan.c.

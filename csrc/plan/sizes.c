@@ -40,7 +40,7 @@ uint64_t plan_dst_offset(const plan *p, uint32_t chunk)
     switch (p->collective) {
     case RC_ALLREDUCE: return (uint64_t)plan_part(p, chunk) * p->chunk_elems;
     case RC_ALLGATHER:
-    case RC_GATHER: return (uint64_t)chunk * p->chunk_elems;
+    case RC_GATHER: return (uint64_t)plan_part(p, chunk) * p->chunk_elems;
     case RC_ALLTOALL: return chunk / (uint32_t)p->world_size * p->chunk_elems;
     default: return 0;
     }

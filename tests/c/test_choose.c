@@ -83,7 +83,27 @@ static void choice_follows_the_links(void)
     CHECK_EQ(chosen_over(2500, 4, 49152), RC_DOUBLING);
 }
 
-static void choice_is_overruled_and_for_allreduce_alone(void)
+/* Around the ring once it takes about as long. */
+static void gathers_of_little_go_straight_to_all(void)
+{
+    for (int n = 1; n <= 16; n++)
+        for (int mbit = 100; mbit <= 10000; mbit *= 10) {
+            rc_call call = call_of(RC_ALLGATHER, 1);
+            uint64_t bytes = 4;
+            while (bytes < 1 << 20 &&
+                   plan_choose(&call, n, bytes, (uint32_t)mbit, RC_AUTO) != RC_RING)
+                bytes *= 2;
+            CHECK_EQ(bytes > 4, n > 2);
+            CHECK(bytes < 1 << 20);
+            call.codec = RC_CODEC_INT8; /* encoded once, and passed on */
+            CHECK_EQ(plan_choose(&call, n, 4, (uint32_t)mbit, RC_AUTO), RC_RING);
+        }
+    rc_call call = call_of(RC_ALLGATHER, 1);
+    CHECK_EQ(plan_choose(&call, 8, 32768, 1000, RC_AUTO), RC_DIRECT);
+    CHECK_EQ(plan_choose(&call, 8, 65536, 1000, RC_AUTO), RC_RING);
+}
+
+static void choice_is_overruled(void)
 {
     rc_call call = call_of(RC_ALLREDUCE, 1);
     for (int wanted = RC_RING; wanted < RC_ALGORITHM_COUNT; wanted++) {
@@ -91,6 +111,9 @@ static void choice_is_overruled_and_for_allreduce_alone(void)
         CHECK_EQ(plan_choose(&call, 4, UINT64_C(1) << 36, 0, (rc_algorithm)wanted), wanted);
         CHECK_EQ(plan_choose(&call, 1, 4, 0, (rc_algorithm)wanted), RC_RING);
     }
+    call = call_of(RC_ALLGATHER, 1);
+    CHECK_EQ(plan_choose(&call, 4, 4, 0, RC_RING), RC_RING);
+    CHECK_EQ(plan_choose(&call, 4, UINT64_C(1) << 36, 0, RC_DIRECT), RC_DIRECT);
     for (int collective = 1; collective < RC_COLLECTIVE_COUNT; collective++) {
         call = call_of(collective, 1);
         CHECK_EQ(plan_choose(&call, 4, 4, 0, RC_ONE_SHOT), RC_RING);
@@ -145,8 +168,8 @@ int main(void)
         {"choice_follows_the_size", choice_follows_the_size},
         {"choice_follows_the_world", choice_follows_the_world},
         {"choice_follows_the_links", choice_follows_the_links},
-        {"choice_is_overruled_and_for_allreduce_alone",
-         choice_is_overruled_and_for_allreduce_alone},
+        {"gathers_of_little_go_straight_to_all", gathers_of_little_go_straight_to_all},
+        {"choice_is_overruled", choice_is_overruled},
         {"chains_are_cut_finer_the_longer_they_are", chains_are_cut_finer_the_longer_they_are},
         {"segments_are_the_square_root", segments_are_the_square_root},
         {"other_collectives_are_not_chains", other_collectives_are_not_chains},

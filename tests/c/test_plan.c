@@ -33,6 +33,12 @@ static int is_p2p(int collective)
     return collective == RC_SEND || collective == RC_RECV;
 }
 
+static int runs_by(int collective, int algorithm)
+{
+    return algorithm == RC_RING || collective == RC_ALLREDUCE ||
+           (collective == RC_ALLGATHER && algorithm == RC_DIRECT);
+}
+
 static int coarse; /* the plans of each_world */
 
 /* Runs check for every world, rank's root, count and segment limit of one collective. */
@@ -40,8 +46,8 @@ static void each_world(int collective, void (*check)(const plan *plans, uint64_t
 {
     for (int n = 1; n <= MAX_WORLD; n++)
         for (int root = 0; root < (is_rooted(collective) ? n : 1); root++)
-            for (int a = RC_RING; a < (collective == RC_ALLREDUCE ? RC_ALGORITHM_COUNT : 2); a++)
-                for (size_t c = 0; c < CHECK_COUNT(counts); c++)
+            for (int a = RC_RING; a < RC_ALGORITHM_COUNT; a++)
+                for (size_t c = 0; c < CHECK_COUNT(counts) && runs_by(collective, a); c++)
                     for (size_t s = 0; s < CHECK_COUNT(segment_limits); s++) {
                         plan plans[MAX_WORLD];
                         rc_call call = call_of(collective, counts[c], root);
@@ -64,6 +70,12 @@ static int goes_around(const plan *p)
 static int is_ring(const plan *p)
 {
     return p->schedule == &schedule_ring && p->collective == RC_ALLREDUCE;
+}
+
+/* Returns 1 if each rank has a chunk for each. */
+static int is_pairwise(const plan *p)
+{
+    return p->schedule == &schedule_pairwise;
 }
 
 static void each_collective(void (*check)(const plan *plans, uint64_t count))
@@ -95,7 +107,8 @@ static void tiles_of(const plan *plans, uint64_t count)
     uint64_t n =
         (uint64_t)p->world_size; /* where it is no ring: how often the tensor is sent or kept */
     int whole = p->schedule->has_one_part;
-    uint64_t times = whole ? n * n : goes_around(p) ? 1 : 2 * n;
+    int to_all = p->collective == RC_ALLGATHER && is_pairwise(p);
+    uint64_t times = whole ? n * n : to_all ? n : goes_around(p) ? 1 : 2 * n;
     CHECK_EQ(total, times * p->total_elems);
     CHECK_EQ(p->segment_elems % PLAN_ALIGN, 0);
     if (p->collective == RC_ALLREDUCE) {
@@ -174,7 +187,7 @@ static void offsets_of(const plan *plans, uint64_t count)
         case RC_ALLGATHER:
         case RC_GATHER:
             CHECK_EQ(src, 0);
-            CHECK_EQ(dst, chunk * count);
+            CHECK_EQ(dst, (is_pairwise(p) ? chunk / n : chunk) * count);
             break;
         case RC_ALLTOALL: /* chunk = from * n + to */
             CHECK_EQ(src, chunk % n * count);
@@ -250,6 +263,12 @@ static void coverage_of(const plan *plans, uint64_t count)
             visit(p, chunk, 0, reducing, visits); /* every rank adds its own values once */
             check_once_each(p, visits);
         }
+        if (is_pairwise(p)) {
+            CHECK_EQ(first, chunk / n);
+            CHECK_EQ(last, chunk % n);
+            CHECK_EQ(hops, chunk / n != chunk % n);
+            continue;
+        }
         switch (p->collective) {
         case RC_ALLREDUCE: /* from the owner to everyone */
             visit(p, chunk, reducing, hops, visits);
@@ -279,10 +298,7 @@ static void coverage_of(const plan *plans, uint64_t count)
             CHECK_EQ(last, chunk);
             CHECK(hops <= 1);
             break;
-        default: /* all pairs, one chunk each */
-            CHECK_EQ(first, chunk / n);
-            CHECK_EQ(last, chunk % n);
-            CHECK_EQ(hops, chunk / n != chunk % n);
+        default: CHECK(!"a collective that is in pairs");
         }
     }
 }

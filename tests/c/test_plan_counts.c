@@ -4,7 +4,7 @@
  */
 #include <string.h>
 
-#include "../../csrc/plan/plan.h"
+#include "../../csrc/plan/schedule.h"
 #include "check.h"
 
 enum { MAX_WORLD = 17 };
@@ -18,11 +18,12 @@ static int has_root(int collective)
 }
 
 /* Those that the collective may run by: all of an all-reduce's; where codecs quantise, a
- * reduce-scatter's. */
+ * reduce-scatter's; an all-gather's. */
 static int runs_by(int collective, int algorithm)
 {
     return algorithm == RC_RING || collective == RC_ALLREDUCE ||
-           (collective == RC_REDUCE_SCATTER && algorithm == RC_DIRECT);
+           ((collective == RC_REDUCE_SCATTER || collective == RC_ALLGATHER) &&
+            algorithm == RC_DIRECT);
 }
 
 /* Runs check with the plans of all ranks, for every world, root and algorithm. */
@@ -112,7 +113,8 @@ static void check_kept(const plan *plans)
 {
     for (int rank = 0; rank < plans[0].world_size; rank++) {
         const plan *p = &plans[rank];
-        int copies = p->collective == RC_ALLGATHER || p->collective == RC_BROADCAST;
+        int copies = (p->collective == RC_ALLGATHER && p->schedule == &schedule_ring) ||
+                     p->collective == RC_BROADCAST;
         int goes_around = plan_joins(p) == PLAN_JOINS_NOTHING && !plan_merges(p);
         uint32_t kept = plan_local_copy_chunk(p);
         for (uint32_t chunk = 0; chunk < p->chunks; chunk++) {
