@@ -31,14 +31,14 @@ rc_result merge_init(rc_work *w)
     for (uint32_t part = 0; part < plan_parts(p); part++)
         if (plan_turns(p, part) > most)
             most = plan_turns(p, part);
-    return turns_init(&w->turns, plan_parts(p) * plan_segments(p, 0), most);
+    return operands_init(&w->operands, plan_parts(p) * plan_segments(p, 0), most, 0);
 }
 
 /* ---- sending ---- */
 
 /* Sends the value of a unit if it leaves after this turn; keeps it here as well where turns are
  * left. */
-static rc_result send_value(rc_work *w, const piece *at, turns_unit *unit)
+static rc_result send_value(rc_work *w, const piece *at, operands_unit *unit)
 {
     uint32_t chunk = plan_send_after_turns(&w->plan, at->part, unit->over);
     if (chunk == PLAN_NO_CHUNK)
@@ -69,7 +69,7 @@ rc_result merge_start(rc_work *w, uint32_t chunk)
 {
     for (uint32_t segment = 0; segment < plan_segments(&w->plan, chunk); segment++) {
         piece at = piece_of(w, chunk, segment);
-        turns_unit *unit = &w->turns.of[unit_number(w, &at)];
+        operands_unit *unit = &w->operands.of[unit_number(w, &at)];
         if ((unit->value = pool_take(w->env->buffers)) == NULL)
             return RC_NO_MEMORY;
         codec_encode(&w->codec, unit->value->data, work_src(w, at.chunk, segment), at.elems);
@@ -86,7 +86,7 @@ rc_result merge_start(rc_work *w, uint32_t chunk)
 /* ---- merging ---- */
 
 /* out = this unit's value (or src) op what came, in the plan's order. */
-static void reduce_unit(const rc_work *w, const piece *at, const turns_unit *unit, uint8_t *out,
+static void reduce_unit(const rc_work *w, const piece *at, const operands_unit *unit, uint8_t *out,
                         const uint8_t *came, int last)
 {
     if (unit->value == NULL) {
@@ -100,7 +100,7 @@ static void reduce_unit(const rc_work *w, const piece *at, const turns_unit *uni
 }
 
 /* Takes the last turn at an owner: stores the result and sends it on. */
-static rc_result finish_unit(rc_work *w, const piece *at, turns_unit *unit, pool_buffer *came)
+static rc_result finish_unit(rc_work *w, const piece *at, operands_unit *unit, pool_buffer *came)
 {
     uint8_t *dst = work_dst(w, at->chunk, at->segment), *out = came->data;
     int plain = codec_stores_plain(&w->codec);
@@ -121,7 +121,7 @@ static rc_result finish_unit(rc_work *w, const piece *at, turns_unit *unit, pool
 
 /* Takes a unit's next turn. A frame counts as received only here, or the work would be over with
  * the last frame to be sent while others still wait for their turn. */
-static rc_result take_unit_turn(rc_work *w, const piece *at, turns_unit *unit, pool_buffer *came)
+static rc_result take_unit_turn(rc_work *w, const piece *at, operands_unit *unit, pool_buffer *came)
 {
     w->receives_left--;
     if (plan_is_owner(&w->plan, at->part) && unit->over + 1 == plan_turns(&w->plan, at->part))
@@ -137,9 +137,9 @@ rc_result merge_take(rc_work *w, const frame_header *h, pool_buffer *buffer)
 {
     piece at = piece_of(w, h->chunk, h->segment);
     uint32_t number = unit_number(w, &at);
-    turns_keep(&w->turns, number, plan_turn(&w->plan, h->chunk), buffer);
-    while ((buffer = turns_next(&w->turns, number)) != NULL)
-        RC_TRY(take_unit_turn(w, &at, &w->turns.of[number], buffer));
+    operands_keep(&w->operands, number, plan_turn(&w->plan, h->chunk), buffer);
+    while ((buffer = operands_next(&w->operands, number)) != NULL)
+        RC_TRY(take_unit_turn(w, &at, &w->operands.of[number], buffer));
     return RC_OK;
 }
 

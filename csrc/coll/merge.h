@@ -1,8 +1,9 @@
 /* merge.h - the machine of plans that merge (doubling, halving); for work.c.
  *
  * Each segment of a part goes through its turns by itself: a contribution that comes too early
- * waits (turns.h), the next one is reduced with the value so far, and the sum is sent on at once.
- * Ranks compute the same sum from the same encoded operands in the same order, or one does for all.
+ * waits (operands.h), the next one is reduced with the value so far, and the sum is sent on at
+ * once. Ranks compute the same sum from the same encoded operands in the same order, or one does
+ * for all.
  *
  * Memory. A sum is made in the buffer in which its last operand came, and sent from there; the
  * buffer before it lives on as long as a frame needs it. The result is made in dst, or encoded for

@@ -8,7 +8,6 @@
 #include "keep.h"
 #include "merge.h"
 #include "segments.h"
-#include "to_all.h"
 
 /* Makes room for what is joined or merged here. */
 static rc_result make_merge_room(rc_work *w)
@@ -71,7 +70,7 @@ static rc_result start_frames(rc_work *w)
 {
     if (plan_merges(&w->plan))
         return start_merging(w);
-    return plan_joins(&w->plan) == PLAN_JOINS_ALL ? to_all_start(w) : start_chunks(w);
+    return plan_joins(&w->plan) == PLAN_JOINS_ALL ? joined_start(w) : start_chunks(w);
 }
 
 static uint64_t plain_segment_elems(const rc_work *w)

@@ -221,10 +221,11 @@ static rc_result quantised_send_more(rc_work *w)
 static rc_result quantised_start(rc_work *w)
 {
     const plan *p = &w->plan;
-    int own_too = plan_joins(p) == PLAN_JOINS_ALL && !w->call.encoded;
+    uint32_t n = (uint32_t)p->world_size;
+    uint32_t own_too = plan_joins(p) == PLAN_JOINS_ALL && !w->call.encoded;
     if (plan_joins(p) != PLAN_JOINS_NOTHING)
-        RC_TRY(join_init(&w->join, plan_segments(p, (uint32_t)p->rank), p->world_size,
-                         p->world_size - 1 + own_too));
+        RC_TRY(
+            operands_init(&w->operands, plan_segments(p, (uint32_t)p->rank), n, n - 1 + own_too));
     RC_TRY(begin_feedback(w));
     return quantised_send_more(w);
 }
@@ -243,7 +244,7 @@ static quant_terms terms_of(rc_work *w, uint32_t chunk, uint32_t segment)
 {
     const feedback_view *f = &w->quantised->feedback;
     const float *residual = f->exact_is_zero ? NULL : f->worker_in;
-    return (quant_terms){.wires = join_wires(&w->join, segment),
+    return (quant_terms){.wires = operands_wires(&w->operands, segment),
                          .count = w->plan.world_size,
                          .src = w->call.encoded ? (const void *)plain_of(w, segment)
                                                 : work_src(w, chunk, segment),
@@ -263,7 +264,7 @@ static rc_result join_and_send(rc_work *w, uint32_t segment, void *dst, const qu
     uint8_t *wire = buffer != NULL ? buffer->data : payload_of(w, (uint32_t)w->plan.rank, segment);
     quant_join_encoded(&q->codec, dst, wire, terms, at(q->feedback.owner_in, within),
                        left_at(q->feedback.owner_out, within), elems, &q->poisoned);
-    join_drop(&w->join, segment, w->env->buffers);
+    operands_drop(&w->operands, segment, w->env->buffers);
     note_result(w);
     return work_send_result(w, segment, wire, quant_bytes(&q->codec, elems), buffer);
 }
@@ -296,7 +297,7 @@ static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
     if (sends)
         return join_and_send(w, segment, dst, &terms, elems);
     quant_join(&q->codec, dst, &terms, elems, &q->poisoned);
-    join_drop(&w->join, segment, w->env->buffers);
+    operands_drop(&w->operands, segment, w->env->buffers);
     note_result(w);
     return RC_OK;
 }
@@ -307,10 +308,10 @@ static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
 static rc_result keep_own(rc_work *w, uint32_t chunk, uint32_t segment, pool_buffer *buffer)
 {
     struct quantised *q = w->quantised;
-    if (plan_joins(&w->plan) == PLAN_JOINS_ALL)
-        return join_keep(&w->join, segment, w->plan.rank, pool_share(buffer))
-                   ? join_segment(w, chunk, segment)
-                   : RC_OK;
+    if (plan_joins(&w->plan) == PLAN_JOINS_ALL) {
+        operands_keep(&w->operands, segment, (uint32_t)w->plan.rank, pool_share(buffer));
+        return operands_count(&w->operands, segment) ? join_segment(w, chunk, segment) : RC_OK;
+    }
     if (w->plan.collective == RC_ALLGATHER)
         quant_store(&q->codec, work_dst(w, chunk, segment), buffer->data,
                     plan_segment_elems(&w->plan, chunk, segment), &q->poisoned);
@@ -356,15 +357,14 @@ static rc_result quantised_end(rc_work *w, const frame_header *h, const uint8_t 
     (void)payload;
     if (plan_action_at(&w->plan, h->chunk, h->step) == PLAN_STORE)
         return store_segment(w, h, buffer);
-    int is_last;
     if (is_left_to_caller(w)) {
         memcpy(payload_of(w, h->chunk, h->segment), buffer->data, h->length);
         pool_return(w->env->buffers, buffer);
-        is_last = join_note_event(&w->join, h->segment);
     } else {
-        is_last = join_keep(&w->join, h->segment, plan_rank_at(&w->plan, h->chunk, 0), buffer);
+        operands_keep(&w->operands, h->segment, (uint32_t)plan_rank_at(&w->plan, h->chunk, 0),
+                      buffer);
     }
-    return is_last ? join_segment(w, h->chunk, h->segment) : RC_OK;
+    return operands_count(&w->operands, h->segment) ? join_segment(w, h->chunk, h->segment) : RC_OK;
 }
 
 /* ---- the end ---- */

@@ -231,8 +231,7 @@ void work_finish(rc_work *w, rc_result result, const rc_error *error)
     w->stats.finished_ns = w->finished;
     if (w->env != NULL) {
         end_borrowing(w);
-        join_destroy(&w->join, w->env->buffers);
-        turns_destroy(&w->turns, w->env->buffers);
+        operands_destroy(&w->operands, w->env->buffers);
     }
     if (result == RC_OK)
         w->machine->finish(w);

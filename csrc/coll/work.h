@@ -3,8 +3,8 @@
  *
  *   plain.c      codecs whose elements stand alone         keep.h       copies a rank's own values
  *   joined.h     joins all contributions to a segment
- *   merge.h      merges them in turns                      to_all.h     sends to all others
- *   quantised.h  codecs of few bits                        join.h, turns.h, marks.h  what they keep
+ *   merge.h      merges them in turns
+ *   quantised.h  codecs of few bits                        operands.h, marks.h  what these keep
  *   segments.c   what all of these use: places, frames
  *
  * A work is a dataflow, not a list of steps. It starts by queueing the segments whose path begins
@@ -35,9 +35,8 @@
 #include "../net/link.h"
 #include "../plan/plan.h"
 #include "feedback.h"
-#include "join.h"
+#include "operands.h"
 #include "shared.h"
-#include "turns.h"
 
 /* Environment that the works of one communicator share. */
 typedef struct work_env {
@@ -121,13 +120,12 @@ struct rc_work {
     uint64_t *seen;          /* a bit per (chunk, segment, phase) */
     uint64_t seen_few[4];
     int is_large;                /* the engine counts it among its large works */
-    join join;                   /* without segments in a ring */
+    operands operands;           /* of segments that are added all at once, or in turns */
     struct quantised *quantised; /* NULL unless quantised.c runs the work */
     const quant *quant;          /* its codec then */
     void *src_with_residual;     /* src with its residuals added, or NULL */
     int is_shared;               /* goes through shared memory */
     shared_run shared;
-    turns turns;                            /* without units where nothing is merged */
     uint64_t submitted, deadline, finished; /* ns */
     rc_work_stats stats;                    /* times are set by work_finish, started_ns before */
     uint64_t spin;                          /* ns that a waiting thread spins */
