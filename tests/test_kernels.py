@@ -15,7 +15,17 @@ import numpy as np
 import pytest
 import tensors
 from compiled import declared, library
-from quantised_reference import BLOCK, CODECS, LEVELS, Encoded, encode, left_of, payload_bytes
+from quantised_reference import (
+    BLOCK,
+    CODECS,
+    LEVELS,
+    Encoded,
+    encode,
+    hadamard,
+    int2_signs,
+    left_of,
+    payload_bytes,
+)
 from reference import NUMPY, OPS, Array, Wire
 
 ffi = declared("include/ringcomm.h", "kernels/kernels.h", "codec/codec.h")
@@ -174,6 +184,27 @@ def test_blocks_are_encoded(lib: Any, codec: str) -> None:
             assert poisoned == expected.poisoned, what
             assert scales.tobytes() + codes.tobytes() == expected.payload(), what
             assert same(left, left_of(c, expected)), what
+
+
+def test_a_level_begins_at_its_threshold(lib: Any) -> None:
+    """int2: a rotated element of exactly 1.23 times the mean is a large one."""
+    sums = np.arange(1, 1 << 20)
+    least = sums.astype(np.float32) * np.float32(np.float32(1.23) / np.float32(64))
+    at = int(np.flatnonzero(least == np.rint(least))[0])  # the first that is a whole number
+    rotated = np.full((1, 64), (sums[at] - least[at]) // 63, np.float32)
+    rotated[0, 5] = least[at]
+    rotated[0, 37] += sums[at] - rotated.sum()
+    c = (hadamard(rotated) * int2_signs())[0]
+    assert (hadamard((c * int2_signs())[None]) == rotated).all()
+    expected = encode("int2", c)
+    assert (expected.codes[[5, 6]] & 2).tolist() == [2, 0]
+    for kernels in sets_of(lib):
+        scales, codes = np.empty(1, np.uint16), np.empty(16, np.uint8)
+        of_wire = memory(scales, "uint16_t"), memory(codes, "uint8_t")
+        block_of(lib, kernels, "int2").encode(
+            *of_wire, ffi.NULL, memory(c, "float"), 1.0, ffi.NULL, len(c), 0
+        )
+        assert scales.tobytes() + codes.tobytes() == expected.payload()
 
 
 def payloads(codec: str) -> Iterator[tuple[int, Array]]:

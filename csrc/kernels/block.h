@@ -5,6 +5,7 @@
  *   vec_stream_end      (void): after the last vec_stream, before another thread reads
  *   vec_top             (top, x): in each lane the larger of top's bits and of |x|'s
  *   vec_top_of          the largest of the lanes' bits, as uint32_t
+ *   vec_reaching        (x, least): bit i is 1 where the bits of lane i's size are least, 1 or more
  *   vec_signs           bit i is 1 where lane i >= 0
  *   vec_by_sign         (x, plus, minus): lanes of plus where x >= 0, else of minus
  *   vec_by_bits         (bits, plus, minus): lanes of plus where the bit is 1, else of minus
@@ -16,7 +17,7 @@
  *
  * Codes of a block:
  *   int8     int8, -127 to 127
- *   int4     two's complement, -7 to 7; byte j has element j in its low half, j + 32 in its high one
+ *   int4     two's complement, -7 to 7; element j is the low half of byte j, j + 32 the high one
  *   onebit   element i is bit i % 8 of byte i / 8; 1: scale, 0: -scale
  *   fp8      e4m3, finite
  *

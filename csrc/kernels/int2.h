@@ -92,7 +92,8 @@ static inline float int2_codes(const float *r, uint32_t signs[2], uint32_t sizes
     const float sum = int2_sum(r, sizes, one, one);
     if (!block_finite(sum))
         return nan;
-    const uint32_t least = bits_of(sum * (1.23f / INT2_BLOCK)) | 1;
+    uint32_t least = bits_of(sum * (1.23f / INT2_BLOCK));
+    least += least == 0; /* a zero is small */
     for (size_t i = 0; i < INT2_BLOCK; i += LANES) {
         const vec x = vec_load(r + i);
         signs[i / KERNEL_LANES] |= vec_signs(x) << i % KERNEL_LANES;

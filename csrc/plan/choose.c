@@ -104,10 +104,8 @@ rc_algorithm plan_choose(const rc_call *call, int world_size, uint64_t wire_byte
 {
     if (world_size > 1 && plan_quantises(call))
         return one_plan(call, world_size);
-    if (call->collective == RC_ALLGATHER && wanted == RC_AUTO)
+    if (call->collective == RC_ALLGATHER && wanted != RC_RING)
         return choose_gather(world_size, time_on_wire(wire_bytes, link_mbit));
-    if (call->collective == RC_ALLGATHER && wanted == RC_DIRECT)
-        return RC_DIRECT;
     if (call->collective != RC_ALLREDUCE || world_size == 1)
         return RC_RING;
     if (wanted != RC_AUTO)

@@ -67,7 +67,7 @@ typedef enum plan_action {
 
 /* Returns 1 if the call's codec has few bits per element. Such a call has one plan, by which each
  * rank's values and each sum are encoded once: one-shot among two ranks, direct among more; a
- * reduce-scatter is the first half of direct, an all-gather goes around as with other codecs. */
+ * reduce-scatter is the first half of direct, an all-gather goes around. */
 static inline int plan_quantises(const rc_call *call)
 {
     return call->codec >= RC_CODEC_INT8;
@@ -85,8 +85,9 @@ int plan_shares_whole(int world_size, uint64_t wire_bytes, rc_algorithm wanted);
 
 #define PLAN_NO_CHUNK UINT32_MAX
 
-/* Returns the algorithm of a call: wanted where the call has a choice (an all-gather: of RC_RING
- * and RC_DIRECT); for RC_AUTO the cost model's, over links of link_mbit Mbit/s (0: not known). */
+/* Returns the algorithm of a call: wanted where the call has a choice; for RC_AUTO, and for
+ * an all-gather unless the ring is wanted, the cost model's, over links of link_mbit Mbit/s (0: not
+ * known). */
 rc_algorithm plan_choose(const rc_call *call, int world_size, uint64_t wire_bytes,
                          uint32_t link_mbit, rc_algorithm wanted);
 
@@ -132,7 +133,7 @@ int plan_is_given(const plan *p, uint32_t chunk);
  * are in a row from *first on. Not for plans that merge (plan_send_after_turns). */
 uint32_t plan_initial_chunks(const plan *p, uint32_t *first);
 /* Returns the chunk that stays here as a copy of this rank's src in dst, or PLAN_NO_CHUNK; in a
- * world of one, where the plan is a ring's, everything. */
+ * world of one everything. */
 uint32_t plan_local_copy_chunk(const plan *p);
 /* Contributions that this rank keeps until all have come, and adds. */
 typedef enum plan_joining {

@@ -56,7 +56,7 @@ def table(size: int, hosts: int, mbit: int) -> str:
             lines.append(f"  {name:9}{seconds[number] * 1e3:12.3f} ms{mark}")
     lines.append(
         "The ring is chosen unless another saves 5 % of its time: it alone does not send to many "
-        "at once.\nint8, fp8, int4 and onebit have no choice: one_shot between two ranks, else "
+        "at once.\nCodecs from int8 on have no choice: one_shot between two ranks, else "
         "direct. Within a host ranks use shared memory."
     )
     return "\n".join(lines)
