@@ -34,7 +34,7 @@ from ringcomm.codecs import parse
 RANK = Path(__file__).resolve().parent / "measure/codec_rank.py"
 PLAIN = "none"
 HEADERS = 52 + 66  # bytes of a frame, and of the packet that it begins: Ethernet, IP, TCP
-ERRORS = {"none": 1e-6, "bf16": 0.01, "fp16": 0.002, "int8": 0.02, "fp8": 0.06, "int4": 0.25, "int2": 0.6}
+ERRORS = {"none": 1e-6, "bf16": 0.01, "fp16": 0.002, "int8": 0.02, "fp8": 0.06, "int4": 0.25}
 """Relative errors that a sum of normally distributed values may have; others: 1.2."""
 HEADS = (
     "hosts",

@@ -77,7 +77,7 @@ def e4m3_value(codes: Array) -> Array:
 
 
 def lane_sums(rows: Array) -> Array:
-    """Sums of rows of 256 or 64: 32 lanes with a step of 32 elements, then halves onto one another."""
+    """Sums of rows: 32 lanes with a step of 32 elements, then halves onto one another."""
     lanes = np.zeros((len(rows), 32), np.float32)
     for start in range(0, rows.shape[1], 32):
         lanes = lanes + rows[:, start : start + 32]
