@@ -92,6 +92,9 @@ void link_pump(peer_link *ln);
 /* Sends a control frame before all queued data; lane_index < 0: on the lane with the least to send.
  * Returns 0 if it was dropped: the lane is gone, or memory is short. */
 int link_control(peer_link *ln, out_frame *frame, int lane_index);
+/* Returns how many bytes are to be sent on a lane that is so slow that it gets little data or none,
+ * to find out whether it still is; 0: none now. Notes that they are sent. */
+uint64_t link_probe(peer_link *ln, lane *l);
 /* Queues frames of a lost lane before all others, in their order. */
 void link_send_again(peer_link *ln, frame_queue *frames);
 /* Returns 1 if the peer has left: it has said so, and no lane may bring anything any more. Where
