@@ -33,6 +33,15 @@ static rc_result find_work(rc_comm *c, const peer_link *ln, const frame_header *
                           (unsigned long long)h->seq);
 }
 
+/* Finds room for what is only measured as it comes. */
+static rc_result begin_probe(rc_comm *c, rx_place *place)
+{
+    if ((place->buffer = pool_take(c->env.buffers)) == NULL)
+        return comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory to receive a frame");
+    place->data = place->buffer->data;
+    return RC_OK;
+}
+
 static rc_result begin_receive(lane *l, const frame_header *h, rx_place *place)
 {
     rc_comm *c = comm_of(l);
@@ -40,6 +49,8 @@ static rc_result begin_receive(lane *l, const frame_header *h, rx_place *place)
     rc_work *w;
     if (c->state != COMM_RUNNING)
         return RC_ABORTED;
+    if (h->type == FRAME_PROBE)
+        return begin_probe(c, place);
     if (!is_called_here(c, ln, h) && !comm_match(c, ln, h))
         return comm_unexpected_begin(c, ln, h, place);
     RC_TRY(find_work(c, ln, h, &w));
@@ -191,7 +202,8 @@ static rc_result end_receive(lane *l, const frame_header *h, rx_place *place)
         break;
     case FRAME_GOODBYE: return end_goodbye(c, l, h);
     case FRAME_ABORT: return end_abort(c, l, h);
-    case FRAME_LANE_DOWN: RC_TRY(comm_hear_lane_down(c, l, h));
+    case FRAME_LANE_DOWN: RC_TRY(comm_hear_lane_down(c, l, h)); break;
+    case FRAME_PROBE: pool_return(c->env.buffers, place->buffer); *place = (rx_place){0};
     }
     comm_tell_received(c, l);
     if (l->arrivals.news)

@@ -96,13 +96,14 @@ rc_result frame_decode(const uint8_t bytes[FRAME_HEADER_BYTES], uint32_t epoch, 
                         .length = (uint32_t)get_integer(bytes + 36, 4),
                         .consumed = (uint32_t)get_integer(bytes + 40, 4)};
     *crc = (uint32_t)get_integer(bytes + PAYLOAD_CRC, 4);
-    if (h->type < FRAME_DATA || h->type > FRAME_LANE_DOWN || !flags_ok(h))
+    if (h->type < FRAME_DATA || h->type > FRAME_PROBE || !flags_ok(h))
         return error_set(error, RC_PROTOCOL, "a frame of type %u with flags %u came", h->type,
                          h->flags);
     if (h->epoch != epoch)
         return error_set(error, RC_PROTOCOL, "a frame of epoch %u came in epoch %u", h->epoch,
                          epoch);
-    if (h->type == FRAME_DATA ? h->length > max_length : !control_length_ok(h))
+    int is_long = h->type == FRAME_DATA || h->type == FRAME_PROBE;
+    if (is_long ? h->length > max_length : !control_length_ok(h))
         return error_set(error, RC_PROTOCOL, "a frame of type %u claims %u bytes", h->type,
                          h->length);
     return RC_OK;

@@ -28,7 +28,8 @@ typedef enum frame_type {
     FRAME_HEARTBEAT = 3, /* "I live, and have called all collectives below seq" */
     FRAME_GOODBYE = 4,   /* the last frame of a lane: seq and all after it will not be called */
     FRAME_ABORT = 5,     /* payload: why (frame_abort) */
-    FRAME_LANE_DOWN = 6  /* "I have given up lane `chunk`, on which `segment` frames came" */
+    FRAME_LANE_DOWN = 6, /* "I have given up lane `chunk`, on which `segment` frames came" */
+    FRAME_PROBE = 7      /* payload: nothing; the receiver tells how fast it came */
 } frame_type;
 
 /* Flags. P2P: seq counts the sends between these two ranks. ASKS, of a heartbeat: the peer is to

@@ -291,7 +291,7 @@ static int begin_frame(lane *ln)
     ln->rx_have = 0;
     ln->rx_place = (rx_place){.data = ln->rx_text};
     ln->in_payload = 1;
-    if (ln->rx.type != FRAME_DATA)
+    if (ln->rx.type != FRAME_DATA && ln->rx.type != FRAME_PROBE)
         return 1;
     return ln->handler->begin(ln, &ln->rx, &ln->rx_place) == RC_OK && ln->source.fd >= 0;
 }
@@ -578,7 +578,7 @@ void lane_reset(lane *ln, uint32_t made)
     ln->received_before = ln->told_frames = ln->received_frames;
     ln->untold_bytes = 0;
     ln->pushed = ln->out.sent_bytes;
-    ln->beat_end = 0;
+    ln->beat_end = ln->probe_end = 0;
     ln->free_at = 0.0;
     ln->rbuf_start = ln->rbuf_end = 0;
     ln->in_payload = ln->tx_closed = ln->is_fast = 0;
@@ -588,10 +588,12 @@ void lane_reset(lane *ln, uint32_t made)
     ln->backlog = 0;
 }
 
-static int has_more_than_heartbeats(const frame_queue *queue)
+/* Returns 1 unless it would not matter if none of these frames came. */
+static int has_what_matters(const frame_queue *queue)
 {
     const out_frame *frame = queue->head;
-    while (frame != NULL && frame->header.type == FRAME_HEARTBEAT)
+    while (frame != NULL &&
+           (frame->header.type == FRAME_HEARTBEAT || frame->header.type == FRAME_PROBE))
         frame = frame->next;
     return frame != NULL;
 }
@@ -600,8 +602,7 @@ int lane_is_owed(const lane *ln)
 {
     if (ln->owned_by_sender && ln->out_bytes > 0)
         return 1;
-    return has_more_than_heartbeats(&ln->kept) ||
-           (!ln->owned_by_sender && has_more_than_heartbeats(&ln->out.list));
+    return has_what_matters(&ln->kept) || (!ln->owned_by_sender && has_what_matters(&ln->out.list));
 }
 
 void lane_close(lane *ln)

@@ -140,6 +140,8 @@ struct lane {
     double rate;                /* at which the peer receives, bytes per ns; 0: unknown */
     double free_at;             /* when it will have sent all that it was given, ns (link.c) */
     uint64_t bytes_to_siblings; /* bytes given to other lanes since its last frame (link.c) */
+    uint64_t probed_at;         /* ns (link.c) */
+    uint64_t probe_end;         /* `pushed` after the last probe */
     rate_meter arrivals;        /* of a striped lane: sent to the peer */
     double rate_reported;       /* rate sent to the peer last */
     uint64_t rate_reported_at;

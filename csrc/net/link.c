@@ -118,6 +118,14 @@ static rates rates_of(const peer_link *ln)
     return r;
 }
 
+/* Returns 1 if a lane is so slow that data is a risk there: a frame may well come after all others,
+ * for a gain of a sixteenth at most. Only where frames are kept can it be probed instead. */
+static int is_very_slow(const lane *l, const rates *r)
+{
+    enum { VERY = 16 };
+    return l->keeps && l->rate > 0.0 && r->fastest > VERY * l->rate;
+}
+
 static double rate_of(const lane *l, const rates *r)
 {
     return l->rate > 0.0 ? l->rate : r->fastest;
@@ -188,10 +196,26 @@ static lane *slower_lane_that_helps(peer_link *ln, uint64_t bytes, const rates *
         double rate = rate_of(l, r), busy = l->free_at - now;
         if (!may_get(l) || !lane_has_room(l) || busy > NEARLY_IDLE_MS * (double)CLOCK_MS)
             continue;
-        if (busy + (double)bytes / rate < (all_bytes - busy * rate) / (all_rates - rate))
+        double time = busy + (is_very_slow(l, r) ? 2.0 : 1.0) * (double)bytes / rate;
+        if (time < (all_bytes - busy * rate) / (all_rates - rate))
             return l;
     }
     return NULL;
+}
+
+int link_wants_probe(peer_link *ln, lane *l, uint64_t bytes)
+{
+    enum { PROBE_MS = 800, LEAST_PASSED_BY = 1 << 20 };
+    uint64_t now = clock_ns();
+    rates r = rates_of(ln);
+    int is_idle = may_get(l) && lane_takes(l) && lane_unacked(l) == 0;
+    if (!is_idle || !is_very_slow(l, &r) || l->bytes_to_siblings < LEAST_PASSED_BY ||
+        now < l->probed_at + PROBE_MS * CLOCK_MS)
+        return 0;
+    l->probed_at = now;
+    l->bytes_to_siblings = 0;
+    l->free_at = (double)now + (double)bytes / l->rate;
+    return 1;
 }
 
 /* Returns the lane for the next frame; NULL if the frame is to wait. */

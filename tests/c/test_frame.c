@@ -152,9 +152,10 @@ static rc_result decode_with(uint8_t type, uint16_t flags, uint32_t epoch, uint3
 
 static void lengths_are_bounded(void)
 {
-    for (uint8_t type = FRAME_DATA; type <= FRAME_LANE_DOWN; type++)
+    for (uint8_t type = FRAME_DATA; type <= FRAME_PROBE; type++)
         for (uint32_t length = 0; length <= 2 * MAX_LENGTH; length++) {
-            int ok = type == FRAME_DATA    ? length <= MAX_LENGTH
+            int is_long = type == FRAME_DATA || type == FRAME_PROBE;
+            int ok = is_long               ? length <= MAX_LENGTH
                      : type == FRAME_ABORT ? length >= 20 && length <= FRAME_TEXT_BYTES
                                            : length == 0;
             CHECK_EQ(decode_with(type, 0, EPOCH, length), ok ? RC_OK : RC_PROTOCOL);
@@ -167,7 +168,7 @@ static void types_flags_and_epochs_are_bounded(void)
 {
     for (int type = 0; type < 256; type++)
         CHECK_EQ(decode_with((uint8_t)type, 0, EPOCH, type == FRAME_ABORT ? 20 : 0),
-                 type >= FRAME_DATA && type <= FRAME_LANE_DOWN ? RC_OK : RC_PROTOCOL);
+                 type >= FRAME_DATA && type <= FRAME_PROBE ? RC_OK : RC_PROTOCOL);
     for (unsigned flags = 0; flags < 1 << 16; flags++) {
         CHECK_EQ(decode_with(FRAME_DATA, (uint16_t)flags, EPOCH, 0),
                  flags <= FRAME_P2P ? RC_OK : RC_PROTOCOL);

@@ -93,6 +93,54 @@ static void fast_lane_needs_no_trial(void)
     expect_no_trial(500.0, 20000, 20000);
 }
 
+/* What is left to it would gain little, and may come after all else. Where it can be probed it gets
+ * only what comes by half that time. */
+static int frames_beside_a_full_lane(int keeps)
+{
+    enum { FRAMES = 30, LENGTH = 20000 };
+    fixture *f = open_fixture(2);
+    int small = 1;
+    setsockopt(f->lanes[0]->source.fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
+    f->lanes[0]->rate = 1.0;
+    f->lanes[1]->rate = 0.05;
+    f->lanes[1]->keeps = keeps;
+    send_frames(f, FRAMES, LENGTH);
+    int sent = (int)f->lanes[1]->sent_frames;
+    close_fixture(f);
+    return sent;
+}
+
+static void a_very_slow_lane_gets_no_data_that_may_be_late(void)
+{
+    CHECK(frames_beside_a_full_lane(0) > 0);
+    CHECK_EQ(frames_beside_a_full_lane(1), 0);
+}
+
+static void a_very_slow_lane_is_probed(void)
+{
+    enum { BYTES = 1000, PASSED = 1 << 20 };
+    fixture *f = open_fixture(2);
+    lane *fast = f->lanes[0], *slow = f->lanes[1];
+    fast->rate = 1000.0, slow->rate = 1000.0 / 20;
+    fast->keeps = slow->keeps = 1;
+    CHECK(!link_wants_probe(&f->link, slow, BYTES)); /* nothing would have been sent on it */
+    fast->bytes_to_siblings = slow->bytes_to_siblings = PASSED;
+    CHECK(!link_wants_probe(&f->link, fast, BYTES));
+    slow->keeps = 0;
+    CHECK(!link_wants_probe(&f->link, slow, BYTES));
+    slow->keeps = 1;
+    CHECK(link_wants_probe(&f->link, slow, BYTES));
+    slow->bytes_to_siblings = PASSED;
+    CHECK(!link_wants_probe(&f->link, slow, BYTES)); /* so soon */
+    slow->probed_at = 0;
+    slow->rate = 1000.0 / 16;
+    CHECK(!link_wants_probe(&f->link, slow, BYTES)); /* data tells */
+    slow->rate = 1000.0 / 20;
+    CHECK(link_wants_probe(&f->link, slow, BYTES));
+    fast->keeps = slow->keeps = 0;
+    close_fixture(f);
+}
+
 /* The frame that would finish first on a full lane waits for it, rather than be hoarded by a slow
  * one; when the lane has room it goes on. */
 static void frames_wait_for_the_better_lane(void)
@@ -210,6 +258,9 @@ int main(void)
         {"idle_lane_is_tried_again", idle_lane_is_tried_again},
         {"small_frames_try_no_lane", small_frames_try_no_lane},
         {"fast_lane_needs_no_trial", fast_lane_needs_no_trial},
+        {"a_very_slow_lane_gets_no_data_that_may_be_late",
+         a_very_slow_lane_gets_no_data_that_may_be_late},
+        {"a_very_slow_lane_is_probed", a_very_slow_lane_is_probed},
         {"frames_wait_for_the_better_lane", frames_wait_for_the_better_lane},
         {"single_lane_takes_a_backlog", single_lane_takes_a_backlog},
         {"dead_lanes_are_left_out", dead_lanes_are_left_out},

@@ -131,6 +131,25 @@ static void run_program(world *w, group *g, int rank)
     }
 }
 
+/* Has a lane taken for one so slow that it is probed, now and then: simulated ones are not. */
+static void slow_down(const world *w, int process)
+{
+    enum { SELDOM = 16, SLOWER = 100, PASSED = 1 << 20 };
+    uint64_t bits = mix(w->job.seed + ((uint64_t)w->turn << 32));
+    for (int i = 0; i < w->job.groups && bits % SELDOM == 0; i++) {
+        int rank = job_rank_of(w->group[i].is, process);
+        const rc_comm *c = rank >= 0 ? w->group[i].members[rank].comm : NULL;
+        peer_link *ln =
+            c != NULL ? c->env.links[(bits >> 8) % (uint64_t)w->group[i].is->size] : NULL;
+        if (ln == NULL)
+            continue;
+        lane *l = ln->lanes[(bits >> 16) % (uint64_t)ln->lane_count];
+        l->rate /= SLOWER;
+        l->bytes_to_siblings = PASSED;
+        l->probed_at = 0;
+    }
+}
+
 static void run_process(world *w, int process)
 {
     rc_engine *e = w->engines[process];
@@ -141,6 +160,7 @@ static void run_process(world *w, int process)
     os_begin_turn(process, w->job.is_alone ? 1 : 1 + (int)pick(w, 3));
     os_trace(process, "turn");
     doze(w, process, 0);
+    slow_down(w, process);
     engine_lock(e);
     engine_drive(e, never, NULL, ENGINE_NEVER, 0);
     engine_unlock(e);
