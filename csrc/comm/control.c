@@ -58,19 +58,20 @@ int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
 
 void comm_probe(rc_comm *c, lane *l)
 {
-    enum { MOST_BYTES = 256 << 10 };
+    enum { MOST_BYTES = 128 << 10 };
     static uint8_t nothing[MOST_BYTES];
-    uint32_t bytes = c->config.segment_bytes < MOST_BYTES ? c->config.segment_bytes : MOST_BYTES;
-    if (!link_wants_probe(l->link, l, bytes))
-        return;
-    out_frame *frame = calloc(1, sizeof *frame);
-    if (frame == NULL)
-        return;
-    frame->payload = nothing;
-    frame->header = (frame_header){
-        .type = FRAME_PROBE, .epoch = c->config.epoch, .seq = c->called, .length = bytes};
-    if (link_control(l->link, frame, l->index))
+    uint32_t most = c->config.segment_bytes < MOST_BYTES ? c->config.segment_bytes : MOST_BYTES;
+    for (uint64_t left = link_probe(l->link, l); left >= most; left -= most) {
+        out_frame *frame = calloc(1, sizeof *frame);
+        if (frame == NULL)
+            return;
+        frame->payload = nothing;
+        frame->header = (frame_header){
+            .type = FRAME_PROBE, .epoch = c->config.epoch, .seq = c->called, .length = most};
+        if (!link_control(l->link, frame, l->index))
+            return;
         l->probe_end = l->pushed;
+    }
 }
 
 int comm_tell_lane_down(rc_comm *c, const lane *l, uint16_t made, uint32_t received)

@@ -96,7 +96,7 @@ void comm_announce_again(rc_comm *c, peer_link *ln);
 
 /* ---- unexpected.c ---- */
 
-/* Probes a lane of a link, if it is slow and it is time (link_wants_probe). */
+/* Probes a lane of a link, if it is slow and it is time (link_probe). */
 void comm_probe(rc_comm *c, lane *l);
 /* Begins a data frame whose work has not been called: counts it against the credit, and gives it a
  * buffer. */

@@ -203,19 +203,24 @@ static lane *slower_lane_that_helps(peer_link *ln, uint64_t bytes, const rates *
     return NULL;
 }
 
-int link_wants_probe(peer_link *ln, lane *l, uint64_t bytes)
+/* A probe is so much that a meter has something to measure behind what a shaper may have saved up,
+ * and, the faster the lane seems, the more, so that two or three are enough. */
+uint64_t link_probe(peer_link *ln, lane *l)
 {
-    enum { PROBE_MS = 800, LEAST_PASSED_BY = 1 << 20 };
+    enum { SLOWER = 4, EVERY_MS = 800, LONG_MS = 500, LEAST = 384 << 10, MOST = 2 << 20 };
     uint64_t now = clock_ns();
     rates r = rates_of(ln);
+    int is_slow = l->keeps && l->rate > 0.0 && r.fastest > SLOWER * l->rate;
     int is_idle = may_get(l) && lane_takes(l) && lane_unacked(l) == 0;
-    if (!is_idle || !is_very_slow(l, &r) || l->bytes_to_siblings < LEAST_PASSED_BY ||
-        now < l->probed_at + PROBE_MS * CLOCK_MS)
+    if (!is_slow || !is_idle || l->bytes_to_siblings < LEAST ||
+        now < l->probed_at + EVERY_MS * CLOCK_MS)
         return 0;
+    double wanted = l->rate * LONG_MS * (double)CLOCK_MS;
+    uint64_t bytes = wanted < LEAST ? LEAST : wanted > MOST ? MOST : (uint64_t)wanted;
     l->probed_at = now;
     l->bytes_to_siblings = 0;
     l->free_at = (double)now + (double)bytes / l->rate;
-    return 1;
+    return bytes;
 }
 
 /* Returns the lane for the next frame; NULL if the frame is to wait. */

@@ -93,9 +93,9 @@ void link_pump(peer_link *ln);
  * Returns 0 if it was dropped: the lane is gone, or memory is short. */
 int link_control(peer_link *ln, out_frame *frame, int lane_index);
 /* Queues frames of a lost lane before all others, in their order. */
-/* Returns 1 if a lane is so slow that it gets no data, and it is time to find out by a probe
- * whether it still is; notes that one is sent. bytes: of the probe. */
-int link_wants_probe(peer_link *ln, lane *l, uint64_t bytes);
+/* Returns how many bytes are to be sent on a lane that is so slow that it gets little data or none,
+ * to find out whether it still is; 0: none now. Notes that they are sent. */
+uint64_t link_probe(peer_link *ln, lane *l);
 void link_send_again(peer_link *ln, frame_queue *frames);
 /* Returns 1 if the peer has left: it has said so, and no lane may bring anything any more. Where
  * frames are kept one goodbye is enough, as it comes behind all of them. */

@@ -118,25 +118,25 @@ static void a_very_slow_lane_gets_no_data_that_may_be_late(void)
 
 static void a_very_slow_lane_is_probed(void)
 {
-    enum { BYTES = 1000, PASSED = 1 << 20 };
+    enum { PASSED = 1 << 20 };
     fixture *f = open_fixture(2);
     lane *fast = f->lanes[0], *slow = f->lanes[1];
     fast->rate = 1000.0, slow->rate = 1000.0 / 20;
     fast->keeps = slow->keeps = 1;
-    CHECK(!link_wants_probe(&f->link, slow, BYTES)); /* nothing would have been sent on it */
+    CHECK_EQ(link_probe(&f->link, slow), 0); /* nothing would have been sent on it */
     fast->bytes_to_siblings = slow->bytes_to_siblings = PASSED;
-    CHECK(!link_wants_probe(&f->link, fast, BYTES));
+    CHECK_EQ(link_probe(&f->link, fast), 0);
     slow->keeps = 0;
-    CHECK(!link_wants_probe(&f->link, slow, BYTES));
+    CHECK_EQ(link_probe(&f->link, slow), 0);
     slow->keeps = 1;
-    CHECK(link_wants_probe(&f->link, slow, BYTES));
+    CHECK(link_probe(&f->link, slow) > 0);
     slow->bytes_to_siblings = PASSED;
-    CHECK(!link_wants_probe(&f->link, slow, BYTES)); /* so soon */
+    CHECK_EQ(link_probe(&f->link, slow), 0); /* so soon */
     slow->probed_at = 0;
-    slow->rate = 1000.0 / 16;
-    CHECK(!link_wants_probe(&f->link, slow, BYTES)); /* data tells */
+    slow->rate = 1000.0 / 4;
+    CHECK_EQ(link_probe(&f->link, slow), 0); /* data tells */
     slow->rate = 1000.0 / 20;
-    CHECK(link_wants_probe(&f->link, slow, BYTES));
+    CHECK(link_probe(&f->link, slow) > 0);
     fast->keeps = slow->keeps = 0;
     close_fixture(f);
 }
