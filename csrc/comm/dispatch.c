@@ -248,11 +248,12 @@ static void room(lane *l)
     link_pump(l->link);
 }
 
-/* Returns 1 if a frame's payload has come damaged for the second time: it is so at the sender. */
+/* Returns 1 if a frame's payload has come damaged for the second time: it is so at the sender. All
+ * probes look alike. */
 static int is_damaged_again(peer_link *ln, const lane *l)
 {
     const frame_header *h = &l->rx, last = ln->damaged;
-    if (l->error.code != RC_PROTOCOL || !l->in_payload)
+    if (l->error.code != RC_PROTOCOL || !l->in_payload || h->type == FRAME_PROBE)
         return 0;
     ln->damaged = *h;
     return h->type == last.type && h->seq == last.seq && h->fingerprint == last.fingerprint &&
@@ -307,7 +308,8 @@ int comm_prepare_frame(peer_link *ln, out_frame *frame)
     if (frame->header.type == FRAME_DATA)
         ln->sent -= expected - frame->header.length; /* the encoding took less of the credit */
     frame->header.consumed = ln->consumed;
-    ln->consumed_reported = ln->consumed;
+    if (frame->header.type != FRAME_PROBE) /* which comes late */
+        ln->consumed_reported = ln->consumed;
     if (frame->header.type == FRAME_DATA) {
         c->payload_bytes += frame->header.length;
         work_note_start(frame->owner);

@@ -293,7 +293,7 @@ static int is_crawling(const lane *l, uint64_t now)
     enum { GAIN = 2 };
     const lane_health *h = &l->health;
     if (h->pace == 0.0 || h->paced_since != now || h->moved != now ||
-        h->acked < l->probe_end) /* a probe may take its time */
+        lane_is_probed(l)) /* a probe may take its time */
         return 0;
     double left = (double)lane_unacked(l), saved = left / h->pace - CRAWL_MS * (double)CLOCK_MS;
     return saved > 0.0 && saved > GAIN * time_beside(l, left);
@@ -378,7 +378,8 @@ static void beat(rc_comm *c, peer_link *ln, uint64_t now)
             comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, FRAME_ASKS, i);
         if (now - l->last_rx >= comm_tick_interval(c))
             lane_stir(l);
-        comm_probe(c, l);
+        if (!c->leaving)
+            comm_probe(c, l);
         int is_left = atomic_load(&l->out.sent_bytes) >= l->beat_end; /* the last heartbeat */
         if (l->state == LANE_OPEN && is_left &&
             now - l->out.last_tx >= c->config.heartbeat_ms * CLOCK_MS &&

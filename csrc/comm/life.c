@@ -201,7 +201,7 @@ static int is_flushed(const void *arg)
         const peer_link *ln = c->env.links[rank];
         for (int i = 0; ln != NULL && i < ln->lane_count; i++)
             if (ln->lanes[i]->source.fd >= 0 && !comm_lane_may_be_dead(c, ln->lanes[i]) &&
-                lane_unacked(ln->lanes[i]) > 0)
+                !lane_is_probed(ln->lanes[i]) && lane_unacked(ln->lanes[i]) > 0)
                 return 0;
     }
     return 1;

@@ -169,7 +169,8 @@ static void settle_outbox(outbox *box, int returned)
 /* Hands the outbox over to the sender if this frame is worth it. Returns 1 if the sender has it. */
 static int hand_outbox_over(lane *ln, const out_frame *frame)
 {
-    if (ln->owned_by_sender || ln->sender == NULL || !sender_wants(ln->sender, frame))
+    int is_large = frame->header.type != FRAME_PROBE; /* that can wait for the driver */
+    if (ln->owned_by_sender || ln->sender == NULL || !is_large || !sender_wants(ln->sender, frame))
         return ln->owned_by_sender;
     watch_socket(ln, 0);
     ln->out.settle = settle_outbox;
@@ -196,6 +197,12 @@ void lane_push(lane *ln, out_frame *frame)
     queue_push(&ln->out.list, frame);
     if (idle)
         flush(ln);
+}
+
+int lane_is_probed(const lane *ln)
+{
+    enum { LONGEST_MS = 2000 };
+    return ln->health.acked < ln->probe_end && clock_ns() < ln->probed_at + LONGEST_MS * CLOCK_MS;
 }
 
 int lane_has_room(const lane *ln)

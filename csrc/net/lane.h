@@ -159,6 +159,8 @@ void lane_stripe(lane *ln);
 void lane_set_rate(lane *ln, double rate);
 /* Puts a frame behind the others and sends what the socket takes. */
 void lane_push(lane *ln, out_frame *frame);
+/* Returns 1 if a probe is on its way, and has been for less than 2 s (health.acked tells). */
+int lane_is_probed(const lane *ln);
 /* Returns 1 if this one of several lanes should get another frame now; one pushed without room
  * would wait where no other lane can take it. */
 int lane_has_room(const lane *ln);

@@ -9,6 +9,7 @@ enum {
     SINGLE_LANE_BACKLOG = 1 << 20,
     /* Longest delay of acknowledgements: they wait behind what the peer sends. */
     ACKS_LATE_MS = 6,
+    PROBED_SLOWER = 4, /* a lane that is slower is probed, where frames are kept */
     /* Frames on other lanes before an idle lane of the same speed is given one. */
     LEAST_PASSED = 50,
     LEAST_TRIED = 16 << 10,
@@ -56,6 +57,8 @@ static void learn_receives(peer_link *ln, uint64_t name)
 void link_learn(peer_link *ln, const frame_header *h)
 {
     int32_t more = (int32_t)(h->consumed - (uint32_t)ln->peer_consumed);
+    if (h->type == FRAME_PROBE) /* which may come so late that this would have wrapped */
+        return;
     if (more > 0) /* lanes overtake each other */
         ln->peer_consumed += (uint32_t)more;
     if (h->type == FRAME_CALL && (h->flags & FRAME_P2P)) {
@@ -84,7 +87,11 @@ static lane *least_loaded(peer_link *ln)
     lane *best = NULL;
     for (int i = 0; i < ln->lane_count; i++) {
         lane *candidate = ln->lanes[i];
-        if (lane_takes(candidate) && (best == NULL || candidate->out_bytes < best->out_bytes))
+        if (!lane_takes(candidate))
+            continue;
+        if (best == NULL || lane_is_probed(candidate) < lane_is_probed(best) ||
+            (lane_is_probed(candidate) == lane_is_probed(best) &&
+             candidate->out_bytes < best->out_bytes))
             best = candidate;
     }
     return best;
@@ -131,6 +138,13 @@ static double rate_of(const lane *l, const rates *r)
     return l->rate > 0.0 ? l->rate : r->fastest;
 }
 
+/* Returns the time (ns) that so many bytes take on a lane, twice that on one that is very slow, as
+ * its rate is known but roughly. */
+static double time_for(const lane *l, uint64_t bytes, const rates *r)
+{
+    return (is_very_slow(l, r) ? 2.0 : 1.0) * (double)bytes / rate_of(l, r);
+}
+
 /* Returns how long (ns) the lane is still busy with what it was given: by free_at, within two
  * bounds. It has no more left than is unacknowledged, and no less except for late acknowledgements.
  */
@@ -153,6 +167,8 @@ static double busy_for(lane *l, double now, const rates *r)
 static int should_reprobe(const lane *l, uint64_t bytes, const rates *r)
 {
     double slower = r->fastest / rate_of(l, r);
+    if (l->keeps && slower > PROBED_SLOWER)
+        return 0; /* a probe costs nothing */
     return bytes >= LEAST_TRIED && slower > 2.0 &&
            (double)l->bytes_to_siblings >= LEAST_PASSED * slower * (double)bytes &&
            lane_unacked(l) == 0;
@@ -171,7 +187,7 @@ static lane *earliest_finish(peer_link *ln, uint64_t bytes, const rates *r)
             candidate->rate *= REPROBE_GAIN;
             return candidate;
         }
-        double finish = busy_for(candidate, now, r) + (double)bytes / rate_of(candidate, r);
+        double finish = busy_for(candidate, now, r) + time_for(candidate, bytes, r);
         if (best == NULL || finish < best_time) {
             best = candidate;
             best_time = finish;
@@ -196,8 +212,7 @@ static lane *slower_lane_that_helps(peer_link *ln, uint64_t bytes, const rates *
         double rate = rate_of(l, r), busy = l->free_at - now;
         if (!may_get(l) || !lane_has_room(l) || busy > NEARLY_IDLE_MS * (double)CLOCK_MS)
             continue;
-        double time = busy + (is_very_slow(l, r) ? 2.0 : 1.0) * (double)bytes / rate;
-        if (time < (all_bytes - busy * rate) / (all_rates - rate))
+        if (busy + time_for(l, bytes, r) < (all_bytes - busy * rate) / (all_rates - rate))
             return l;
     }
     return NULL;
@@ -207,11 +222,12 @@ static lane *slower_lane_that_helps(peer_link *ln, uint64_t bytes, const rates *
  * and, the faster the lane seems, the more, so that two or three are enough. */
 uint64_t link_probe(peer_link *ln, lane *l)
 {
-    enum { SLOWER = 4, EVERY_MS = 800, LONG_MS = 500, LEAST = 384 << 10, MOST = 2 << 20 };
+    enum { EVERY_MS = 800, LONG_MS = 500, LEAST = 384 << 10, MOST = 2 << 20 };
     uint64_t now = clock_ns();
     rates r = rates_of(ln);
-    int is_slow = l->keeps && l->rate > 0.0 && r.fastest > SLOWER * l->rate;
-    int is_idle = may_get(l) && lane_takes(l) && lane_unacked(l) == 0;
+    int is_slow = l->keeps && l->rate > 0.0 && r.fastest > PROBED_SLOWER * l->rate;
+    int is_idle =
+        l->state == LANE_OPEN && lane_takes(l) && !l->owned_by_sender && lane_unacked(l) == 0;
     if (!is_slow || !is_idle || l->bytes_to_siblings < LEAST ||
         now < l->probed_at + EVERY_MS * CLOCK_MS)
         return 0;
@@ -239,6 +255,7 @@ static lane *choose(peer_link *ln, uint64_t bytes)
     for (int i = 0; i < ln->lane_count; i++)
         ln->lanes[i]->bytes_to_siblings += bytes;
     best->bytes_to_siblings = 0;
+    best->probe_end = 0; /* data is not to wait behind it */
     best->free_at += (double)bytes / rate_of(best, &r);
     return best;
 }

@@ -134,7 +134,7 @@ static void run_program(world *w, group *g, int rank)
 /* Has a lane taken for one so slow that it is probed, now and then: simulated ones are not. */
 static void slow_down(const world *w, int process)
 {
-    enum { SELDOM = 16, SLOWER = 100, PASSED = 1 << 20 };
+    enum { SELDOM = 64, SLOWER = 100, PASSED = 1 << 20 };
     uint64_t bits = mix(w->job.seed + ((uint64_t)w->turn << 32));
     for (int i = 0; i < w->job.groups && bits % SELDOM == 0; i++) {
         int rank = job_rank_of(w->group[i].is, process);
@@ -144,7 +144,8 @@ static void slow_down(const world *w, int process)
         if (ln == NULL)
             continue;
         lane *l = ln->lanes[(bits >> 16) % (uint64_t)ln->lane_count];
-        l->rate /= SLOWER;
+        if (l->rate > 1e-4) /* 100 kB/s */
+            l->rate /= SLOWER;
         l->bytes_to_siblings = PASSED;
         l->probed_at = 0;
     }
