@@ -56,9 +56,9 @@ static void learn_receives(peer_link *ln, uint64_t name)
 
 void link_learn(peer_link *ln, const frame_header *h)
 {
-    int32_t more = (int32_t)(h->consumed - (uint32_t)ln->peer_consumed);
-    if (h->type == FRAME_PROBE) /* which may come so late that this would have wrapped */
+    if (h->type == FRAME_PROBE) /* it may come so late that its count has wrapped */
         return;
+    int32_t more = (int32_t)(h->consumed - (uint32_t)ln->peer_consumed);
     if (more > 0) /* lanes overtake each other */
         ln->peer_consumed += (uint32_t)more;
     if (h->type == FRAME_CALL && (h->flags & FRAME_P2P)) {
