@@ -463,11 +463,13 @@ def test_many_tensors_with_and_without_feedback() -> None:
             before = comm.stats()["works"]
             comm.allreduce_many(tensors, "avg", compression=codec, feedback=False)
             assert comm.stats()["works"] == before + 1
-            # One bit has the mean of a block's magnitudes, of which 10 are not zero.
-            least = 10 / BLOCK if codec == "onebit" else 0.95
+            # One bit has the mean of a block's magnitudes, of which 10 are not zero; int2, which
+            # encodes twice here, loses .43 of the sizes on average.
+            least = {"onebit": 10 / BLOCK, "int2": 0.2}.get(codec, 0.95)
+            most = 1.8 if codec == "int2" else 1.05
             for i, x in enumerate(tensors):
                 assert (x >= least * 10.0 ** (-i)).all(), codec
-                assert (x <= 1.05 * 10.0 ** (-i)).all(), codec
+                assert (x <= most * 10.0 ** (-i)).all(), codec
             feedbacks = [ErrorFeedback() for _ in range(5)]
             many = [np.full(100 + i, 1.0 + i, np.float32) for i in range(5)]
             works = comm.allreduce_many(
