@@ -207,6 +207,17 @@ def test_a_level_begins_at_its_threshold(lib: Any) -> None:
         assert scales.tobytes() + codes.tobytes() == expected.payload()
 
 
+def test_what_int2_leaves_is_less_than_what_it_was_given() -> None:
+    """Of each block, whatever it holds: one of the claims in kernels/int2.h. (A scale that is next
+    to the least normal float has fewer digits.)"""
+    for kind in ("ordinary", "sparse", "small", "any"):
+        c = values(kind, "int2", 64 * 500)
+        c = np.where(np.abs(c) < 1e30, c, 0).astype(np.float32)
+        left = left_of(c, encode("int2", c)).astype(np.float64).reshape(-1, 64)
+        given = (c.astype(np.float64).reshape(-1, 64) ** 2).sum(axis=1)
+        assert ((left**2).sum(axis=1) <= given * (1 - (given > 1e-60) / 64)).all(), kind
+
+
 def payloads(codec: str) -> Iterator[tuple[int, Array]]:
     """Of any bytes: tensors of many lengths, and every code with every exponent of a scale."""
     rng = np.random.default_rng(CODECS.index(codec))

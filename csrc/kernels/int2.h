@@ -15,14 +15,8 @@
 #ifndef RINGCOMM_KERNELS_INT2_H
 #define RINGCOMM_KERNELS_INT2_H
 
-enum {
-    INT2_BLOCK = 64,
-    INT2_BYTES =
-        16, /* bit i % 8 of byte i / 8: 1 if q > 0; of byte INT2_SIZES + i / 8: if |q| is 10 */
-    INT2_SIZES = 8,
-    INT2_SMALL = 3,
-    INT2_LARGE = 10
-};
+/* Codes: bit i % 8 of byte i / 8 is 1 if q > 0, that of byte INT2_SIZES + i / 8 if |q| is 10. */
+enum { INT2_BLOCK = 64, INT2_BYTES = 16, INT2_SIZES = 8, INT2_SMALL = 3, INT2_LARGE = 10 };
 
 /* The signs are a bent function of the index: no row of H resembles them, so that constant blocks
  * are spread evenly too. */
@@ -70,7 +64,7 @@ static inline void int2_values(float d[INT2_BLOCK], float s, const uint8_t *code
                                  zero));
 }
 
-/* Sums n = INT2_BLOCK magnitudes, each times its level. */
+/* Sums the magnitudes of a block, each times its level. */
 static inline float int2_sum(const float *r, const uint32_t *sizes, vec large, vec small)
 {
     vec sums[GROUPS];
@@ -84,7 +78,8 @@ static inline float int2_sum(const float *r, const uint32_t *sizes, vec large, v
     return block_sum(sums);
 }
 
-/* Returns the scale of r, and its codes; NaN if a D might not be finite. */
+/* Makes the codes of r, a bit for each element, and returns the scale; NaN if a D might not be
+ * finite. */
 static inline float int2_codes(const float *r, uint32_t signs[2], uint32_t sizes[2])
 {
     const vec one = vec_set(1.0f), small = vec_set(INT2_SMALL), large = vec_set(INT2_LARGE);

@@ -102,8 +102,7 @@ rc_result frame_decode(const uint8_t bytes[FRAME_HEADER_BYTES], uint32_t epoch, 
     if (h->epoch != epoch)
         return error_set(error, RC_PROTOCOL, "a frame of epoch %u came in epoch %u", h->epoch,
                          epoch);
-    int is_long = h->type == FRAME_DATA || h->type == FRAME_PROBE;
-    if (is_long ? h->length > max_length : !control_length_ok(h))
+    if (frame_is_long(h) ? h->length > max_length : !control_length_ok(h))
         return error_set(error, RC_PROTOCOL, "a frame of type %u claims %u bytes", h->type,
                          h->length);
     return RC_OK;

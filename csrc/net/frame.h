@@ -49,6 +49,12 @@ typedef struct frame_header {
     uint32_t consumed; /* data bytes of this link taken by called collectives, modulo 2^32 */
 } frame_header;
 
+/* Returns 1 if the payload may be as large as a segment. */
+static inline int frame_is_long(const frame_header *h)
+{
+    return h->type == FRAME_DATA || h->type == FRAME_PROBE;
+}
+
 /* Writes the header with the CRCs of the payload and of itself. */
 void frame_encode(uint8_t bytes[FRAME_HEADER_BYTES], const frame_header *h, const void *payload);
 

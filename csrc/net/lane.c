@@ -169,8 +169,7 @@ static void settle_outbox(outbox *box, int returned)
 /* Hands the outbox over to the sender if this frame is worth it. Returns 1 if the sender has it. */
 static int hand_outbox_over(lane *ln, const out_frame *frame)
 {
-    int is_large = frame->header.type != FRAME_PROBE; /* that can wait for the driver */
-    if (ln->owned_by_sender || ln->sender == NULL || !is_large || !sender_wants(ln->sender, frame))
+    if (ln->owned_by_sender || ln->sender == NULL || !sender_wants(ln->sender, frame))
         return ln->owned_by_sender;
     watch_socket(ln, 0);
     ln->out.settle = settle_outbox;
@@ -298,7 +297,7 @@ static int begin_frame(lane *ln)
     ln->rx_have = 0;
     ln->rx_place = (rx_place){.data = ln->rx_text};
     ln->in_payload = 1;
-    if (ln->rx.type != FRAME_DATA && ln->rx.type != FRAME_PROBE)
+    if (!frame_is_long(&ln->rx))
         return 1;
     return ln->handler->begin(ln, &ln->rx, &ln->rx_place) == RC_OK && ln->source.fd >= 0;
 }

@@ -9,7 +9,8 @@ enum {
     SINGLE_LANE_BACKLOG = 1 << 20,
     /* Longest delay of acknowledgements: they wait behind what the peer sends. */
     ACKS_LATE_MS = 6,
-    PROBED_SLOWER = 4, /* a lane that is slower is probed, where frames are kept */
+    PROBED_SLOWER = 4, /* a lane that is slower is probed */
+    RISKY_SLOWER = 16,
     /* Frames on other lanes before an idle lane of the same speed is given one. */
     LEAST_PASSED = 50,
     LEAST_TRIED = 16 << 10,
@@ -82,16 +83,18 @@ int link_owes_credit(const peer_link *ln)
 
 /* ---- striping ---- */
 
+static int is_freer(const lane *l, const lane *other)
+{
+    int is_probed = lane_is_probed(l);
+    return is_probed != lane_is_probed(other) ? !is_probed : l->out_bytes < other->out_bytes;
+}
+
 static lane *least_loaded(peer_link *ln)
 {
     lane *best = NULL;
     for (int i = 0; i < ln->lane_count; i++) {
         lane *candidate = ln->lanes[i];
-        if (!lane_takes(candidate))
-            continue;
-        if (best == NULL || lane_is_probed(candidate) < lane_is_probed(best) ||
-            (lane_is_probed(candidate) == lane_is_probed(best) &&
-             candidate->out_bytes < best->out_bytes))
+        if (lane_takes(candidate) && (best == NULL || is_freer(candidate, best)))
             best = candidate;
     }
     return best;
@@ -125,12 +128,11 @@ static rates rates_of(const peer_link *ln)
     return r;
 }
 
-/* Returns 1 if a lane is so slow that data is a risk there: a frame may well come after all others,
- * for a gain of a sixteenth at most. Only where frames are kept can it be probed instead. */
-static int is_very_slow(const lane *l, const rates *r)
+/* Returns 1 for a lane, of those whose frames are kept, that is known to be slower than the fastest
+ * by more than so much. Others cannot be probed. */
+static int is_slower(const lane *l, const rates *r, int by)
 {
-    enum { VERY = 16 };
-    return l->keeps && l->rate > 0.0 && r->fastest > VERY * l->rate;
+    return l->keeps && l->rate > 0.0 && r->fastest > by * l->rate;
 }
 
 static double rate_of(const lane *l, const rates *r)
@@ -138,11 +140,11 @@ static double rate_of(const lane *l, const rates *r)
     return l->rate > 0.0 ? l->rate : r->fastest;
 }
 
-/* Returns the time (ns) that so many bytes take on a lane, twice that on one that is very slow, as
- * its rate is known but roughly. */
+/* Returns the time (ns) that so many bytes take on a lane, twice that on a very slow one: its rate
+ * is known but roughly, and a frame that comes after all others costs more than it can gain. */
 static double time_for(const lane *l, uint64_t bytes, const rates *r)
 {
-    return (is_very_slow(l, r) ? 2.0 : 1.0) * (double)bytes / rate_of(l, r);
+    return (is_slower(l, r, RISKY_SLOWER) ? 2.0 : 1.0) * (double)bytes / rate_of(l, r);
 }
 
 /* Returns how long (ns) the lane is still busy with what it was given: by free_at, within two
@@ -167,9 +169,7 @@ static double busy_for(lane *l, double now, const rates *r)
 static int should_reprobe(const lane *l, uint64_t bytes, const rates *r)
 {
     double slower = r->fastest / rate_of(l, r);
-    if (l->keeps && slower > PROBED_SLOWER)
-        return 0; /* a probe costs nothing */
-    return bytes >= LEAST_TRIED && slower > 2.0 &&
+    return bytes >= LEAST_TRIED && slower > 2.0 && !is_slower(l, r, PROBED_SLOWER) &&
            (double)l->bytes_to_siblings >= LEAST_PASSED * slower * (double)bytes &&
            lane_unacked(l) == 0;
 }
@@ -225,11 +225,10 @@ uint64_t link_probe(peer_link *ln, lane *l)
     enum { EVERY_MS = 800, LONG_MS = 500, LEAST = 384 << 10, MOST = 2 << 20 };
     uint64_t now = clock_ns();
     rates r = rates_of(ln);
-    int is_slow = l->keeps && l->rate > 0.0 && r.fastest > PROBED_SLOWER * l->rate;
-    int is_idle =
-        l->state == LANE_OPEN && lane_takes(l) && !l->owned_by_sender && lane_unacked(l) == 0;
-    if (!is_slow || !is_idle || l->bytes_to_siblings < LEAST ||
-        now < l->probed_at + EVERY_MS * CLOCK_MS)
+    int is_due = is_slower(l, &r, PROBED_SLOWER) && l->bytes_to_siblings >= LEAST &&
+                 now >= l->probed_at + EVERY_MS * CLOCK_MS;
+    if (!is_due || l->state != LANE_OPEN || !lane_takes(l) || l->owned_by_sender ||
+        lane_unacked(l) > 0)
         return 0;
     double wanted = l->rate * LONG_MS * (double)CLOCK_MS;
     uint64_t bytes = wanted < LEAST ? LEAST : wanted > MOST ? MOST : (uint64_t)wanted;

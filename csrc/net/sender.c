@@ -132,7 +132,8 @@ int sender_wants(const sender *s, const out_frame *frame)
 {
     if (s->least == 0)
         return 1;
-    return s->engine->large_works > 0 && frame->header.length >= s->least;
+    return s->engine->large_works > 0 && frame->header.type == FRAME_DATA &&
+           frame->header.length >= s->least;
 }
 
 /* Adds a socket to the sender's epoll set, edge-triggered and only once: room in a full socket is
