@@ -23,6 +23,7 @@ from torch import nn
 
 from ringcomm import Communicator, ConfigError
 from ringcomm.torch import HookState, Stale1
+from ringcomm.torch.buckets import GradientSlice
 from ringcomm.torch.correction import Correction
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
@@ -61,7 +62,7 @@ def corrected(model: Watched) -> Correction:
 def note(correction: Correction, model: Watched, sent: float, handed: float) -> None:
     """What the hook does in a backward: ``sent`` travels, ``handed`` is handed out."""
     sends, mean = (torch.full((6,), value) for value in (sent, handed))
-    correction.note([(model.weight, 0, 6)], sends, mean)
+    correction.note([GradientSlice(model.weight, 0, 6, 6)], sends, mean)
     correction.end_backward()
     model.weight.grad = mean.view(3, 2).clone()
 
@@ -150,7 +151,9 @@ def test_nowhere_to_go_ahead_to() -> None:
     assert seen() == -3.0
     for lost in (float("inf"), float("nan")):
         note(correction, model, lost, 0.0)
-        correction.note([(model.weight, 0, 6)], torch.tensor([1.0, lost] * 3), torch.zeros(6))
+        correction.note(
+            [GradientSlice(model.weight, 0, 6, 6)], torch.tensor([1.0, lost] * 3), torch.zeros(6)
+        )
         optimizer.step()
         assert seen() == -3.0
     note(correction, model, 3.0, 0.0)
@@ -205,8 +208,9 @@ def test_other_weights_for_a_part_of_a_model_that_is_ahead() -> None:
     correction = Correction()
     correction.attach(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    spans = [(each.weight, 6 * at, 6 * at + 6) for at, each in enumerate(model.values())]
-    correction.note(spans, torch.full((12,), 3.0), torch.full((12,), 4.0))
+    starts = enumerate(model.values())
+    slices = [GradientSlice(one.weight, 6 * at, 6 * at + 6, 6 * at + 6) for at, one in starts]
+    correction.note(slices, torch.full((12,), 3.0), torch.full((12,), 4.0))
     for each in model.values():
         each.weight.grad = torch.full((3, 2), 4.0)
     optimizer.step()
@@ -242,7 +246,9 @@ def test_a_loss_scale_that_grows(is_told: bool) -> None:
     ahead = []
     for scale in (8.0, 8.0, 16.0, 16.0, 16.0) if is_told else (8.0,) * 5:
         sends, mean = (torch.full((6,), value * scale) for value in (3.0, 1.0))
-        correction.note([(model.weight, 0, 6)], sends, mean, scale if is_told else 1.0)
+        correction.note(
+            [GradientSlice(model.weight, 0, 6, 6)], sends, mean, scale if is_told else 1.0
+        )
         model.weight.grad = mean.view(3, 2) / scale
         optimizer.step()
         model()
@@ -318,7 +324,7 @@ def test_weights_of_other_dtypes(dtype: torch.dtype) -> None:
     correction = corrected(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     sent, mean = (torch.full((6,), value, dtype=dtype) for value in (512.0, 1024.0))
-    correction.note([(model.weight, 0, 6)], sent, mean)
+    correction.note([GradientSlice(model.weight, 0, 6, 6)], sent, mean)
     model.weight.grad = mean.view(3, 2) / 1024
     optimizer.step()
     model()

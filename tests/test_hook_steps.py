@@ -322,10 +322,9 @@ def test_where_a_gradient_lies_in_its_bucket() -> None:
         seen: dict[torch.Tensor, torch.Tensor] = {}
 
         def look(_, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations
-            found = hook_buckets.Bucket.of(bucket)
-            for parameter, start, stop in found.spans:
-                own = hook_buckets.in_shape_of(parameter, found.buffer[start:stop])
-                seen[parameter] = own.clone()
+            found = hook_buckets.GradientBucket.from_ddp(bucket)
+            for one in found.slices:
+                seen[one.tensor] = one.of(found.buffer).clone()
             future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
             future.set_result(found.buffer)
             return future

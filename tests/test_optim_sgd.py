@@ -141,9 +141,9 @@ def test_what_has_arrived_and_what_is_left_is_what_was_sent() -> None:
 
     embed, left, spans = run_ranks(3, body)[0]
     span = next(span for span in spans if not span.is_small)
-    place = next(place for place in span.places if place.parameter.shape == embed.shape)
+    place = next(place for place in span.slices if place.tensor.shape == embed.shape)
     lacks = left[f"momentum/{span.name}"]
-    missing = span.view(lacks["worker"] + lacks["owner"], place)
+    missing = place.of(lacks["worker"] + lacks["owner"])
     exact = Net().embed.detach().double()
     model = Net()
     for step in range(steps):

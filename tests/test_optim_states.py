@@ -112,9 +112,9 @@ def test_in_another_world_the_sum_of_what_was_sent_is_exact(before: int, after: 
         go_on(model, optimizer, comm, range(10, 20))
         left = optimizer.feedback.gather_state_dict(comm)["tensors"]
         span = next(span for span in optimizer.spans if not span.is_small)
-        place = next(p for p in span.places if p.parameter is model.embed)
+        place = next(p for p in span.slices if p.tensor is model.embed)
         lacks = left[f"momentum/{span.name}"]
-        return model.embed.detach() - span.view(lacks["worker"] + lacks["owner"], place)
+        return model.embed.detach() - place.of(lacks["worker"] + lacks["owner"])
 
     exact, model = Net().embed.detach().double(), Net()
     for step in range(20):

@@ -362,9 +362,9 @@ def test_one_span_for_what_is_small_and_blocks_for_the_rest() -> None:
         optimizer.step()
         large, small = optimizer.spans
         names = {id(p): name for name, p in model.named_parameters()}
-        assert [names[id(place.parameter)] for place in large.places] == ["head", "filter", "embed"]
-        assert all(place.start % 256 == 0 for place in large.places)
-        assert {names[id(place.parameter)] for place in small.places} == {
+        assert [names[id(place.tensor)] for place in large.slices] == ["head", "filter", "embed"]
+        assert all(place.start % 256 == 0 for place in large.slices)
+        assert {names[id(place.tensor)] for place in small.slices} == {
             "norm",
             "small",
             "temperature",

@@ -104,7 +104,7 @@ def test_a_block_carries_its_progress_to_the_anchor() -> None:
     at_send, anchor = block.local(), torch.randn(block.count)
     block.anchor = anchor
     block.rebase(at_send)  # no progress: the anchor, to the bit
-    for (_, base), (_, tensor) in zip(block.parts(anchor), block.tensors, strict=True):
+    for base, tensor in zip(block.views(anchor), (s.tensor for s in block.slices), strict=True):
         assert torch.equal(tensor, base)
     at_send = block.local()
     with torch.no_grad():
@@ -198,7 +198,7 @@ def test_a_block_holds_every_element(shapes: list[list[int]], align: int) -> Non
     assert float(block.local().abs().sum()) == pytest.approx(
         sum(float(tensor.abs().sum()) for _, tensor in named), rel=1e-4
     )
-    block.set_local(torch.arange(block.count, dtype=torch.float32))
+    block.scatter(torch.arange(block.count, dtype=torch.float32))
     written = torch.cat([tensor.flatten() for _, tensor in named])
     assert len(set(written.tolist())) == len(written)
 
@@ -207,7 +207,7 @@ def test_a_block_of_16_bits_has_an_anchor_of_32() -> None:
     tensor = torch.randn(1000).bfloat16()
     block = Block([("w", tensor)])
     block.anchor += 1e-4  # less than bfloat16 holds
-    block.set_local(block.anchor)
+    block.scatter(block.anchor)
     assert not block.delta(block.local())[0].any()  # rounding is no training
     assert block.dtype == torch.float32
     assert Block([("w", torch.zeros(1, dtype=torch.float64))]).dtype == torch.float64
@@ -229,7 +229,7 @@ def test_channels_last_and_views_are_flattened_in_order() -> None:
     tensor = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
     block = Block([("w", tensor)])
     assert torch.equal(block.local(), tensor.flatten())
-    block.set_local(block.local() * 2)
+    block.scatter(block.local() * 2)
     assert torch.equal(tensor.flatten(), block.anchor * 2)
 
 

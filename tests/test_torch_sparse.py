@@ -351,8 +351,8 @@ def test_the_layout_follows_the_parameters() -> None:
     made = lay_out(
         [IndexedParameter(i, 0, one) for i, one in enumerate(parameters)], bucket_bytes=280
     )
-    assert [[place.index for place in one.places] for one in made] == [[4, 3], [2, 1], [0]]
-    assert all(place.start % 16 == 0 for one in made for place in one.places)
+    assert [[place.index for place in one.slices] for one in made] == [[4, 3], [2, 1], [0]]
+    assert all(place.start % 16 == 0 for one in made for place in one.slices)
     assert [one.count for one in made] == [96, 96, 48]
     assert all(torch.equal(x, y) for x, y in zip(before, parameters, strict=True))
     assert (words(made[2].master[:35]) == words(before[0].numpy().ravel())).all()

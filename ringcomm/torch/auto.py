@@ -29,7 +29,7 @@ from ..adaptive.law import FIRST_STEPS, BucketSize, Law, Rung, StepTimes, ladder
 from ..codecs import Codec, parse
 from ..errors import ConfigError
 from .argument_checks import require_able, require_truth, require_whole
-from .buckets import Bucket
+from .buckets import GradientBucket
 from .exchange import CommExchange
 from .hook_report import StepReport
 from .named_feedback import COMPRESSIBLE
@@ -147,13 +147,13 @@ class Auto:
                 100 * self._share,
             )
 
-    def look(self, bucket: Bucket, loss_scale: float) -> None:
+    def look(self, bucket: GradientBucket, loss_scale: float) -> None:
         """Notes the bucket's size and the time when it was ready."""
         if self._agreement is None:
             return
         if self._watch is None:
             self._watch = _OptimizerWatch(self)
-        self._watch.ids.update(id(parameter) for parameter, _, _ in bucket.spans)
+        self._watch.ids.update(id(one.tensor) for one in bucket.slices)
         if self._current is None:
             self._current = _ReadyBuckets()
         self._current.add(bucket)
@@ -232,7 +232,7 @@ class _ReadyBuckets:
         self.load: list[BucketSize] = []
         self._at: list[float] = []
 
-    def add(self, bucket: Bucket) -> None:
+    def add(self, bucket: GradientBucket) -> None:
         self._at.append(time.perf_counter())
         self.load.append(_bucket_size(bucket))
 
@@ -241,11 +241,11 @@ class _ReadyBuckets:
         return tuple(at - self._at[0] for at in self._at)
 
 
-def _bucket_size(bucket: Bucket) -> BucketSize:
+def _bucket_size(bucket: GradientBucket) -> BucketSize:
     buffer = bucket.buffer
     if buffer.dtype not in COMPRESSIBLE:
         return BucketSize(0, plain=buffer.nbytes)
-    large = sum(stop - start for parameter, start, stop in bucket.spans if parameter.dim() > 1)
+    large = sum(one.end - one.start for one in bucket.slices if one.tensor.dim() > 1)
     return BucketSize(large, buffer.numel() - large, width=buffer.element_size())
 
 

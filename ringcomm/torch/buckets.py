@@ -10,6 +10,7 @@ one part and copied back.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -21,6 +22,7 @@ from ..core.work import Work
 from ..feedback import ErrorFeedback
 from .named_feedback import COMPRESSIBLE, NamedFeedback
 from .streams import NonFiniteFlag
+from .sync.bucket import Bucket, Slice
 from .tensors import memory_of
 
 if TYPE_CHECKING:
@@ -48,32 +50,39 @@ def average(
     return work
 
 
-@dataclasses.dataclass(frozen=True)
-class Bucket:
-    """Flat gradients of some parameters, one after the other.
+class GradientSlice(Slice):
+    """Elements of a parameter's gradient in DDP's memory."""
+
+    def of(self, flat: torch.Tensor) -> torch.Tensor:
+        """Returns the gradient's part of a flat tensor, as the parameter lies in memory."""
+        return in_shape_of(self.tensor, self.elements(flat))
+
+
+class GradientBucket(Bucket[GradientSlice]):
+    """Gradients of some parameters, which DDP has laid end to end; those without elements are not
+    among them.
 
     Attributes:
         buffer: the gradients, a tensor of one dimension.
-        spans: (parameter, start, stop) in the buffer, by start; a parameter without elements has
-            none.
         last: whether it is the last bucket of its step.
     """
 
-    buffer: torch.Tensor
-    spans: tuple[tuple[torch.Tensor, int, int], ...]
-    last: bool
+    def __init__(self, buffer: torch.Tensor, slices: Sequence[GradientSlice], last: bool) -> None:
+        super().__init__(slices, buffer.dtype, buffer.device)
+        self.buffer, self.last = buffer, last
 
     @classmethod
-    def of(cls, bucket: GradBucket) -> Bucket:
-        """Makes one of DDP's GradBucket."""
+    def from_ddp(cls, bucket: GradBucket) -> GradientBucket:
+        """Makes one of DDP's."""
         buffer = bucket.buffer()
         base, item = buffer.data_ptr(), buffer.element_size()
-        spans = []
+        slices = []
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             if gradient.numel():
                 start = (gradient.data_ptr() - base) // item
-                spans.append((parameter, start, start + gradient.numel()))
-        return cls(buffer, tuple(sorted(spans, key=lambda span: span[1])), bucket.is_last())
+                end = start + gradient.numel()
+                slices.append(GradientSlice(parameter, start, end, end))
+        return cls(buffer, sorted(slices, key=lambda one: one.start), bucket.is_last())
 
 
 def in_shape_of(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
@@ -109,7 +118,7 @@ class Parts:
         is_cut: whether results are checked for values that are not finite.
     """
 
-    def __init__(self, bucket: Bucket, codec: Codec, residuals: NamedFeedback) -> None:
+    def __init__(self, bucket: GradientBucket, codec: Codec, residuals: NamedFeedback) -> None:
         self._buffer = bucket.buffer
         self._small: list[torch.Tensor] = []
         self._rest: torch.Tensor | None = None
@@ -122,15 +131,14 @@ class Parts:
         if codec.quantises:  # other codecs send the residuals whole or do not touch them
             residuals.add_undoable(part.feedback for part in self.travelling)
 
-    def _cut(self, bucket: Bucket, codec: Codec, residuals: NamedFeedback) -> list[Part]:
+    def _cut(self, bucket: GradientBucket, codec: Codec, residuals: NamedFeedback) -> list[Part]:
         large, end = [], 0
-        for parameter, start, stop in bucket.spans:
-            if residuals.is_large(parameter):
-                self._leave(end, start)
-                feedback = residuals.feedback_of(parameter)
-                tensor = self._buffer[start:stop]
-                large.append(Part(tensor, codec.name, feedback, True))
-                end = stop
+        for one in bucket.slices:
+            if residuals.is_large(one.tensor):
+                self._leave(end, one.start)
+                feedback = residuals.feedback_of(one.tensor)
+                large.append(Part(one.elements(self._buffer), codec.name, feedback, True))
+                end = one.end
         self._leave(end, self._buffer.numel())
         if not self._small:
             return large

@@ -20,7 +20,7 @@ import torch
 from ..codecs import CODECS, Codec, parse
 from .argument_checks import require_able
 from .auto import Auto
-from .buckets import Bucket
+from .buckets import GradientBucket
 from .exchange import CommExchange
 from .hook_report import StepReport
 
@@ -48,7 +48,7 @@ class CodecPolicy(Protocol):
         """Called when a step begins, on all ranks alike: the place to exchange the measurements of
         the ranks, and to take the results of earlier steps without waiting."""
 
-    def look(self, bucket: Bucket, loss_scale: float) -> None:
+    def look(self, bucket: GradientBucket, loss_scale: float) -> None:
         """Called before a bucket with this rank's gradients is sent; it must not change the bucket.
 
         Args:
@@ -101,7 +101,7 @@ class FixedCodec:
     def begin(self, step: int, exchange: CommExchange) -> None:
         """Does nothing: no rank has anything to agree on."""
 
-    def look(self, bucket: Bucket, loss_scale: float) -> None:
+    def look(self, bucket: GradientBucket, loss_scale: float) -> None:
         """Does nothing: the codec does not depend on gradients."""
 
     def note(self, report: StepReport, finite: bool) -> None:

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError, RingcommError
-from .buckets import in_shape_of
+from .buckets import GradientSlice
 from .steps import after_steps, before_steps, has_any, remove_all
 
 # Elements that are tried at once, as so many of the optimizer's state are copied: for a cache.
@@ -93,7 +93,7 @@ class Correction:
 
     def note(
         self,
-        spans: Sequence[tuple[torch.Tensor, int, int]],
+        slices: Sequence[GradientSlice],
         sent: torch.Tensor,
         late: torch.Tensor,
         scale: float = 1.0,
@@ -101,21 +101,18 @@ class Correction:
         """Takes a bucket's gradients, in backward.
 
         Args:
-            spans: (parameter, start, stop) in both tensors.
+            slices: where each parameter's gradient is in both tensors.
             sent: this rank's gradients, before they travel.
             late: the means of the step before, which this step applies.
             scale: the loss scale that is in both.
         """
-        mine = [span for span in spans if id(span[0]) in self._names]
-        own, means = (
-            _norms([flat[start:stop] for _, start, stop in mine], scale) for flat in (sent, late)
-        )
-        for (parameter, start, stop), norm, mean in zip(mine, own, means, strict=True):
-            key = id(parameter)
+        mine = [one for one in slices if id(one.tensor) in self._names]
+        own, means = (_norms([one.elements(flat) for one in mine], scale) for flat in (sent, late))
+        for one, norm, mean in zip(mine, own, means, strict=True):
+            key = id(one.tensor)
             if key not in self._sent:
-                self._sent[key] = torch.empty_like(parameter, dtype=sent.dtype)
-            gradient = in_shape_of(parameter, sent[start:stop])
-            torch.mul(gradient, 1 / scale, out=self._sent[key])
+                self._sent[key] = torch.empty_like(one.tensor, dtype=sent.dtype)
+            torch.mul(one.of(sent), 1 / scale, out=self._sent[key])
             self._norms[key] = norm, mean
             self._in_flight.add(key)
             self._applied.pop(key, None)

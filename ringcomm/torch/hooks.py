@@ -37,7 +37,7 @@ from ..feedback import ErrorFeedback, FeedbackStore
 from . import guards, profiling
 from .account import Account
 from .argument_checks import require_able, require_truth, require_whole, takes
-from .buckets import Bucket
+from .buckets import GradientBucket
 from .codec_policy import CodecPolicy, needs_feedback, policy_of
 from .guards import ONEBIT, AdamWatch
 from .hook_report import HookReport
@@ -318,10 +318,10 @@ class HookState:
 
     def launch(self, bucket: GradBucket) -> GradientFuture:
         """Takes a bucket from DDP, and returns the Future for ``allreduce_hook``."""
-        gradients = Bucket.of(bucket)
+        gradients = GradientBucket.from_ddp(bucket)
         self._begin_step()
         if self._watch is not None:
-            self._watch.see(parameter for parameter, _, _ in gradients.spans)
+            self._watch.see(one.tensor for one in gradients.slices)
         if self.error is not None:  # an earlier bucket failed, but DDP must see the step's end
             future = failed_future(gradients, self.account, self.error)
         else:

@@ -17,7 +17,7 @@ import torch
 from ..codecs import Codec
 from ..errors import ConfigError, did_you_mean
 from .account import Account
-from .buckets import Bucket
+from .buckets import GradientBucket
 from .guards import Unsuited
 from .named_feedback import NamedFeedback
 from .stale import OneStepStale, Stale1
@@ -44,7 +44,7 @@ class Pace(Protocol):
         """Waits, before the first bucket of a step, until the works of the step before are over,
         failed ones included (``Transport.error``)."""
 
-    def launch(self, bucket: Bucket, codec: Codec) -> GradientFuture:
+    def launch(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
         """Sends a bucket, in the thread of backward. Returns a Future of its buffer, which then
         holds the gradients for the optimizer."""
 
@@ -76,7 +76,7 @@ class EveryStep:
     def finish_previous_step(self, step: int) -> None:
         """Does nothing: DDP has waited at the end of backward."""
 
-    def launch(self, bucket: Bucket, codec: Codec) -> GradientFuture:
+    def launch(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
         return self._transport.launch(bucket, codec)
 
     def flush(self) -> bool:

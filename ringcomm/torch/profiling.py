@@ -18,7 +18,7 @@ import torch
 from torch.autograd.profiler import record_function
 
 from .account import Account, Moved
-from .buckets import Bucket
+from .buckets import GradientBucket
 from .hook_report import bytes_text
 from .steps import after_backward
 from .works import RingWork
@@ -43,7 +43,7 @@ def recorded(name: str, submit: Callable[[], RingWork]) -> RingWork:
 
 def bucket_range(
     account: Account,
-    bucket: Bucket,
+    bucket: GradientBucket,
     codec: str,
     rails: Callable[[], Sequence[str]],
     launch: Callable[[], _Future],

@@ -32,7 +32,7 @@ from ..errors import ConfigError, RingcommError
 from ..exact import is_exact, is_own
 from .account import Account
 from .argument_checks import require_truth, require_whole
-from .buckets import Bucket, in_shape_of
+from .buckets import GradientBucket, in_shape_of
 from .correction import Correction
 from .guards import STALE, Unsuited
 from .named_feedback import NamedFeedback
@@ -140,7 +140,7 @@ class OneStepStale:
                 with contextlib.suppress(RuntimeError, RingcommError):
                     future.wait()
 
-    def launch(self, bucket: Bucket, codec: Codec) -> GradientFuture:
+    def launch(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
         """Sends a bucket. Raises ConfigError if DDP looks for unused parameters."""
         if not self._suits_ddp:
             self._require_all_used()
@@ -169,27 +169,27 @@ class OneStepStale:
         if self._correction is not None and not after_backward(self._correction.end_backward):
             self._correction.end_backward()
 
-    def _defer(self, bucket: Bucket, codec: Codec) -> GradientFuture:
+    def _defer(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
         """Sends a copy of the bucket, and writes the mean of the step before to the bucket."""
         store = self._exchange(bucket)
         scale = self._residuals.store.loss_scale
         if self._correction is not None:
-            self._correction.note(bucket.spans, store, bucket.buffer, scale)
-        future = self._transport.launch(Bucket(store, bucket.spans, bucket.last), codec)
+            self._correction.note(bucket.slices, store, bucket.buffer, scale)
+        future = self._transport.launch(GradientBucket(store, bucket.slices, bucket.last), codec)
         self._in_flight.append(future)
-        for parameter, start, stop in bucket.spans:
-            self._pending[id(parameter)] = _PendingMean(store[start:stop], future, scale)
+        for one in bucket.slices:
+            self._pending[id(one.tensor)] = _PendingMean(one.elements(store), future, scale)
         over = future_on([bucket.buffer.device])
         over.set_result(bucket.buffer)
         return over  # type: ignore[no-any-return]
 
-    def _exchange(self, bucket: Bucket) -> torch.Tensor:
+    def _exchange(self, bucket: GradientBucket) -> torch.Tensor:
         """Moves the bucket's gradients to memory of this module, and returns that. The bucket gets
         the late means, scaled to the present loss scale, and zeros where there is none."""
         buffer = bucket.buffer
-        key = tuple((id(parameter), start) for parameter, start, _ in bucket.spans)
+        key = tuple((id(one.tensor), one.start) for one in bucket.slices)
         self._launched.append(key)
-        pending = [self._pending.pop(id(parameter), None) for parameter, _, _ in bucket.spans]
+        pending = [self._pending.pop(id(one.tensor), None) for one in bucket.slices]
         for future in {id(late.future): late.future for late in pending if late}.values():
             if future is not None:  # it is over: this makes the thread's stream follow it
                 future.wait()
@@ -199,13 +199,13 @@ class OneStepStale:
         else:
             store = self._stores[key] = buffer.clone()
             buffer.zero_()
-            for (_, start, stop), late in zip(bucket.spans, pending, strict=True):
+            for one, late in zip(bucket.slices, pending, strict=True):
                 if late is not None:
-                    buffer[start:stop].copy_(late.mean)
+                    one.elements(buffer).copy_(late.mean)
         scale = self._residuals.store.loss_scale
-        for (_, start, stop), late in zip(bucket.spans, pending, strict=True):
+        for one, late in zip(bucket.slices, pending, strict=True):
             if late is not None and late.scale != scale:
-                buffer[start:stop].mul_(scale / late.scale)
+                one.elements(buffer).mul_(scale / late.scale)
         return store
 
     # ---- between steps ----

@@ -23,7 +23,7 @@ from ..core.work import Work
 from ..errors import RingcommError, naming
 from ..exact import Place, place_of
 from .account import Account
-from .buckets import Bucket, Part, Parts, average
+from .buckets import GradientBucket, Part, Parts, average
 from .exchange import CommExchange
 from .group import default_comm
 from .named_feedback import NamedFeedback
@@ -60,7 +60,7 @@ class Transport(Protocol):
     def begin(self) -> None:
         """Called before the first bucket of a step."""
 
-    def launch(self, bucket: Bucket, codec: Codec) -> GradientFuture:
+    def launch(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
         """Submits a bucket, in the thread of backward. Returns a Future of its buffer, which then
         holds the means, or of ``error``."""
 
@@ -75,7 +75,7 @@ class Transport(Protocol):
         """Returns this rank's share of a checkpoint's state; the inverse of ``joined``."""
 
 
-def failed_future(bucket: Bucket, account: Account, error: RingcommError) -> GradientFuture:
+def failed_future(bucket: GradientBucket, account: Account, error: RingcommError) -> GradientFuture:
     """Returns a Future of the error, for a bucket of a step that has failed already."""
 
     def fail(_: Any) -> torch.Tensor:
@@ -124,7 +124,7 @@ class FlatTransport:
     def begin(self) -> None:
         """Does nothing."""
 
-    def launch(self, bucket: Bucket, codec: Codec) -> GradientFuture:
+    def launch(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
         pending = _PendingBucket(self, bucket, self._account)
         parts = Parts(bucket, codec, self._residuals)
         with naming(_EXCHANGE):
@@ -154,7 +154,7 @@ class FlatTransport:
 class _PendingBucket:
     """Works of a bucket, and a Future of all of them."""
 
-    def __init__(self, transport: FlatTransport, bucket: Bucket, account: Account) -> None:
+    def __init__(self, transport: FlatTransport, bucket: GradientBucket, account: Account) -> None:
         self._transport = transport
         self._buffer = bucket.buffer
         self._lock = threading.Lock()

@@ -32,7 +32,7 @@ from ..core.work import Work
 from ..errors import ConfigError, RingcommError
 from ..exact import Place
 from .account import Account
-from .buckets import Bucket, Parts, average
+from .buckets import GradientBucket, Parts, average
 from .exchange import CommExchange, GridExchange
 from .grid import Grid
 from .named_feedback import NamedFeedback
@@ -102,7 +102,7 @@ class HierarchicalTransport:
         """Makes this rank's row watch over the step."""
         self.grid.watch(self.fail)
 
-    def launch(self, bucket: Bucket, codec: Codec) -> GradientFuture:
+    def launch(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
         """Starts a bucket's trip. Raises RingcommError, and any error of the local group, which
         fails the step on all ranks."""
         try:
@@ -209,7 +209,9 @@ class Trip:
         is_over: whether the Future is completed.
     """
 
-    def __init__(self, transport: HierarchicalTransport, bucket: Bucket, codec: Codec) -> None:
+    def __init__(
+        self, transport: HierarchicalTransport, bucket: GradientBucket, codec: Codec
+    ) -> None:
         self._transport = transport
         self._grid = transport.grid
         self._buffer = bucket.buffer

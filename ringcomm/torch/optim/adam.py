@@ -49,7 +49,6 @@ from .arithmetic import (
     mask,
     momentum_in,
     move,
-    parts,
     power,
     root,
     root_of,
@@ -127,7 +126,7 @@ class OneBitAdam(WireOptimizer):
     def _state_dict(self, feedback: dict[str, Any]) -> dict[str, Any]:
         state = super()._state_dict(feedback)
         for span in self._spans:
-            for place in span.places:
+            for place in span.slices:
                 state["state"][place.index]["step"] = torch.tensor(float(self._rule.step_of(span)))
         return state
 
@@ -158,12 +157,12 @@ class OneBitAdam(WireOptimizer):
         self._rule.load_state_dict(self._at_first)
         self.feedback = FeedbackStore()
         for span in self._spans:
-            for place in span.places:
+            for place in span.slices:
                 for name in ("exp_avg", "exp_avg_sq"):
                     span.load(name, place.index, kept[place.index][name])
             for name in ("exp_avg", "exp_avg_sq"):
                 span.fill_padding(span.state[name])
-            self._rule.take_adam(span, ages[span.places[0].index])
+            self._rule.take_adam(span, ages[span.slices[0].index])
 
     @property
     def frozen_at(self) -> int | None:
@@ -214,7 +213,8 @@ class Frozen(Rule):
             return ()
         step, group = max(span.step for span in spans), spans[0].group
         if self.point.is_due(step):
-            size = sum(total(part) for span in spans for part in parts(span, "exp_avg_sq"))
+            squares = [view for s in spans for view in s.views(s.state["exp_avg_sq"])]
+            size = sum(map(total, squares))
             self.point.look(step, size / (1 - power(group["betas"][1], step)), float(group["lr"]))
         if not self._frozen and self.point.step is not None and step >= self.point.step:
             self._frozen = True

@@ -3,8 +3,8 @@
     WireOptimizer      averages its own state, a span at a time               wire.py
     SparseOptimizer    sends the largest blocks of gradients by buckets       torch/sparse
 
-The parameters of one exchange, a Span or a Bucket, are laid out here, and Overlap launches their
-exchange; the subclass does the rest.
+The buckets of parameters (Span, HostBucket) are laid out here, and Overlap launches their
+exchanges; the subclass does the rest.
 
 Invariants: all ranks have the same parameters when the optimizer is made, and lay out the same
 ones in the same order. Nothing else exchanges the gradients of these parameters.
@@ -152,7 +152,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
 
     def _extend(self) -> None:
         """Lays out parameters that are new, or trained for the first time."""
-        known = {place.index for span in self._spans for place in span.places}
+        known = {place.index for span in self._spans for place in span.slices}
         new = [
             one
             for one in self._indexed()

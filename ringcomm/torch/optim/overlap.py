@@ -1,5 +1,5 @@
 """Overlap: a span's exchange begins in backward, as soon as all its gradients are computed. A span
-is a group of parameters with one exchange: a Span, or a Bucket of torch.sparse.
+is a bucket of parameters: a Span, or a HostBucket of torch.sparse.
 
 Invariants: exchanges begin in the order of the layout, the same on all ranks, whatever order
 backward has; the step begins the remaining ones. If a gradient changes after its exchange has
@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from ...errors import ConfigError
+from ..sync.bucket import Bucket
 from .span import Place
 
 
@@ -25,15 +26,7 @@ class BegunExchange(Protocol):
         """Ends the exchange without an update."""
 
 
-class AnySpan(Protocol):
-    """Parameters with one exchange (Span, Bucket)."""
-
-    @property
-    def places(self) -> Sequence[Place]:
-        """Places of the parameters."""
-
-
-S = TypeVar("S", bound=AnySpan)
+S = TypeVar("S", bound=Bucket[Place])
 F = TypeVar("F", bound=BegunExchange)
 
 
@@ -72,12 +65,12 @@ class Overlap(Generic[S, F]):
         """Watches these spans as well, after the others. Keeps exchanges that have begun; ``take``
         sends gradients that were computed before."""
         for number, span in enumerate(spans, len(self._spans)):
-            for place in span.places:
-                parameter: Any = place.parameter
+            for place in span.slices:
+                parameter: Any = place.tensor
                 handle = parameter.register_post_accumulate_grad_hook(self._hook_of(number))
                 self._handles.append(handle)
         self._spans += spans
-        self._waiting += [len(span.places) for span in spans]
+        self._waiting += [len(span.slices) for span in spans]
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -92,9 +85,9 @@ class Overlap(Generic[S, F]):
         """Begins the remaining exchanges, and returns those of all spans. Raises ConfigError if a
         gradient has changed since its exchange began."""
         changed = any(
-            place.parameter.grad is not known or (known is not None and known._version != version)
+            place.tensor.grad is not known or (known is not None and known._version != version)
             for span in self._spans[: len(self._begun)]
-            for place in span.places
+            for place in span.slices
             for known, version in [self._versions[place.index]]
         )
         self._begin_rest()
@@ -126,7 +119,7 @@ class Overlap(Generic[S, F]):
         self._begun = []
         self.is_in_step = False
         self._versions = {}
-        self._waiting = [len(span.places) for span in self._spans]
+        self._waiting = [len(span.slices) for span in self._spans]
 
     def _hook_of(self, number: int) -> Callable[[torch.Tensor], None]:
         def hook(_: torch.Tensor) -> None:
@@ -149,8 +142,8 @@ class Overlap(Generic[S, F]):
 
     def _begin(self) -> None:
         span = self._spans[len(self._begun)]
-        for place in span.places:
-            gradient = place.parameter.grad
+        for place in span.slices:
+            gradient = place.tensor.grad
             self._versions[place.index] = (gradient, 0 if gradient is None else gradient._version)
         with torch.no_grad():
             self._begun.append(self._launch(span))

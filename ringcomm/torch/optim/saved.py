@@ -42,7 +42,7 @@ _REMOVED = {
 def saved_layout(spans: Sequence[Span]) -> list[dict[str, Any]]:
     """Returns the layout for a state: which parameters travel together."""
     return [
-        {"small": span.is_small, "indices": [place.index for place in span.places]}
+        {"small": span.is_small, "indices": [place.index for place in span.slices]}
         for span in spans
     ]
 
@@ -111,11 +111,11 @@ def read_spans(
         spans.append(Span(held, bool(one["small"]), states))
     for span in spans:
         for name, _ in span.kept():
-            for place in span.places:
+            for place in span.slices:
                 value = saved.get(place.index, {}).get(name)
                 if name == "master" and value is None:
                     continue  # saved from float32 parameters, which have no master copy
-                span.load(name, place.index, _shaped(value, place.parameter, place.index, name))
+                span.load(name, place.index, _shaped(value, place.tensor, place.index, name))
         for flat in span.state.values():
             span.fill_padding(flat)
     return spans

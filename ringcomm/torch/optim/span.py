@@ -17,6 +17,7 @@ elements read them by ``views``, never whole, or call ``fill_padding`` first.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -24,7 +25,8 @@ import torch
 
 from ...codecs import BLOCK
 from ...errors import ConfigError
-from ..tensors import repeat_last, tile_elements
+from ..sync.bucket import Bucket, Slice, laid_out
+from ..tensors import tile_elements
 from .checks import require_dense
 
 Mark = tuple[object, ...]
@@ -41,14 +43,11 @@ class IndexedParameter:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """Place of a parameter in a flat tensor: elements start to end, and padding to stop."""
+class Place(Slice):
+    """Place of a parameter in a flat tensor; its number, and its dtype and device when it was laid
+    out."""
 
     index: int
-    parameter: torch.nn.Parameter
-    start: int
-    end: int
-    stop: int
     dtype: torch.dtype
     device: torch.device
 
@@ -59,7 +58,7 @@ class Place:
         Raises ConfigError if the parameter has another size, dtype or device than when it was laid
         out.
         """
-        parameter = self.parameter
+        parameter = self.tensor
         here = (parameter.dtype, parameter.device, parameter.numel())
         there = (self.dtype, self.device, self.end - self.start)
         if here != there:
@@ -73,34 +72,27 @@ class Place:
     def gradient(self) -> torch.Tensor | None:
         """Returns the parameter's gradient, if it has one. Raises TensorError unless it is
         dense."""
-        found = self.parameter.grad
+        found = self.tensor.grad
         if found is not None:
             require_dense(found, "a gradient")
             found = found.detach()
         return found
-
-    def view(self, flat: torch.Tensor) -> torch.Tensor:
-        """Returns the parameter's part of a flat tensor, in its shape."""
-        return flat[self.start : self.end].view(self.parameter.shape)
 
 
 def _text(dtype: torch.dtype, device: torch.device, count: int) -> str:
     return f"{count} elements of {dtype} on {device}"
 
 
-def places_of(held: Sequence[IndexedParameter], block: int) -> tuple[Place, ...]:
+def places_of(held: Sequence[IndexedParameter], block: int) -> list[Place]:
     """Lays parameters end to end; each begins at a multiple of ``block`` elements."""
-    places, at = [], 0
-    for one in held:
-        p = one.parameter
-        end = at + p.numel()
-        stop = end + -end % block
-        places.append(Place(one.index, p, at, end, stop, p.dtype, p.device))
-        at = stop
-    return tuple(places)
+    parameters = [one.parameter for one in held]
+    return [
+        Place(p, *at, one.index, p.dtype, p.device)
+        for one, p, at in zip(held, parameters, laid_out(parameters, block), strict=True)
+    ]
 
 
-class Span:
+class Span(Bucket[Place]):
     """Some parameters of a group, with their flat gradient and states.
 
     Attributes:
@@ -120,21 +112,19 @@ class Span:
     ) -> None:
         self.name = f"{'small' if is_small else 'large'}.{held[0].index}"
         self.group_index = held[0].group
-        self.places = places_of(held, 1 if is_small else BLOCK)
         self.is_small = is_small
-        self.count = self.places[-1].stop
-        first = self.places[0].parameter
-        self.dtype = master_dtype(first.dtype)
-        self.device = first.device
+        first = held[0].parameter
+        places = places_of(held, 1 if is_small else BLOCK)
+        super().__init__(places, master_dtype(first.dtype), first.device)
         self.group: dict[str, Any] = {}
         self.step = 0
         self.rank, self.world_size = 0, 1
-        self.present = [True] * len(self.places)
+        self.present = [True] * len(self.slices)
         self.state = {name: self.zeros() for name in states}
         self.master: torch.Tensor | None = None
         if first.dtype != self.dtype:
             self.master = self.zeros()
-        self._marks: list[Mark] = [()] * len(self.places)  # as ``follow`` last saw them
+        self._marks: list[Mark] = [()] * len(self.slices)  # as ``follow`` last saw them
         self._has_stepped = False
         self._gradient: torch.Tensor | None = None
 
@@ -153,26 +143,18 @@ class Span:
     def stepped(self, place: Place) -> torch.Tensor:
         """Returns the tensor that an update changes: the parameter itself, or its master copy."""
         if self.master is not None:
-            return self.view(self.master, place)
-        return place.parameter.detach()
+            return place.of(self.master)
+        return place.tensor.detach()
 
-    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+    def present_views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Returns the part of each of ``parameters`` in a flat tensor, in its shape."""
-        return [self.view(flat, place) for place in self.present_places()]
-
-    def view(self, flat: torch.Tensor, place: Place) -> torch.Tensor:
-        """Returns the part of one parameter, in its shape."""
-        return place.view(flat)
+        return [place.of(flat) for place in self.present_places()]
 
     def tiles(self) -> Iterator[Tile]:
         """Yields all elements, in order. A GPU, whose memory is fast, gets them in one tile."""
         size = tile_elements() if self.device.type == "cpu" else self.count
         for start in range(0, self.count, size):
             yield Tile(self, start, min(start + size, self.count))
-
-    def zeros(self) -> torch.Tensor:
-        """Makes a flat tensor of the span's size."""
-        return torch.zeros(self.count, dtype=self.dtype, device=self.device)
 
     def kept(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields the flat tensors for a checkpoint, by name."""
@@ -182,62 +164,49 @@ class Span:
 
     def present_places(self) -> list[Place]:
         """Returns the places of ``parameters``."""
-        return [place for place, here in zip(self.places, self.present, strict=True) if here]
+        return [place for place, here in zip(self.slices, self.present, strict=True) if here]
 
     # ---- for the mechanism ----
 
-    def gather(self, factor: float) -> None:
+    def take_gradient(self, factor: float) -> None:
         """Copies the parameters' gradients, times a factor, to the flat gradient."""
-        flat = torch.empty(self.count, dtype=self.dtype, device=self.device)
-        for place in self.places:
-            gradient = place.gradient()
-            part = self.view(flat, place)
-            if gradient is None:
-                part.zero_()
-            else:
-                part.copy_(gradient)
-            flat[place.end : place.stop].zero_()
+        flat = self.empty()
+        self.gather((place.gradient() for place in self.slices), flat)
         self._gradient = flat if factor == 1.0 else flat.mul_(factor)
 
     def release_gradient(self) -> None:
         """Drops the flat gradient."""
         self._gradient = None
 
-    def fill_padding(self, flat: torch.Tensor) -> None:
-        """Repeats each parameter's last elements in the padding after it."""
-        for place in self.places:
-            repeat_last(flat, place.start, place.end, place.stop)
-
     def write_parameters(self) -> None:
         """Rounds the master copy to the parameters, after an update."""
         if self.master is not None:
-            for place in self.places:
-                place.parameter.detach().copy_(self.view(self.master, place))
-        self._marks = [place.mark() for place in self.places]
+            self.scatter(self.master)
+        self._marks = [place.mark() for place in self.slices]
         self._has_stepped = True
 
     def follow(self) -> list[Place]:
         """Copies to the master copy what other code has written to the parameters, for example
         loaded weights. Returns the places written to since an update."""
-        before, self._marks = self._marks, [place.mark() for place in self.places]
+        before, self._marks = self._marks, [place.mark() for place in self.slices]
         written = [
             place
-            for place, old, new in zip(self.places, before, self._marks, strict=True)
+            for place, old, new in zip(self.slices, before, self._marks, strict=True)
             if old != new
         ]
         if self.master is not None:
             for place in written:
-                self.view(self.master, place).copy_(place.parameter.detach())
+                place.of(self.master).copy_(place.tensor.detach())
         return written if self._has_stepped else []
 
     def load(self, name: str, index: int, value: torch.Tensor) -> None:
         """Copies one parameter's value to its part of the tensor that ``kept`` yields by that
         name."""
         flat = dict(self.kept())[name]
-        number = [place.index for place in self.places].index(index)
-        self.view(flat, self.places[number]).copy_(value)
+        number = [place.index for place in self.slices].index(index)
+        self.slices[number].of(flat).copy_(value)
         if flat is self.master:
-            self._marks[number] = self.places[number].mark()
+            self._marks[number] = self.slices[number].mark()
 
 
 class Tile:
@@ -274,26 +243,42 @@ def lay_out(
     states: Sequence[str],
     span_bytes: int = SPAN_BYTES,
 ) -> list[Span]:
-    """Returns spans of parameters, in the order in which they travel: large ones first, the last
-    parameters before the others, as backward computes their gradients first; then small ones.
+    """Returns spans of parameters, in the order in which they travel: large ones first.
 
     Args:
         span_bytes: size at which a span of large parameters is full.
     """
+
+    def is_small(parameter: torch.Tensor) -> bool:
+        return parameter.dim() <= 1 or parameter.numel() * parameter.element_size() < threshold
+
+    small = [one for one in parameters if is_small(one.parameter)]
+    large = [one for one in parameters if not is_small(one.parameter)]
+    return [
+        *(Span(held, False, states) for held in filled(large, span_bytes)),
+        *(Span(held, True, states) for held in filled(small, math.inf)),
+    ]
+
+
+def filled(
+    parameters: Sequence[IndexedParameter], most: float, itemsize: int | None = None
+) -> list[list[IndexedParameter]]:
+    """Returns lists of parameters of one group, dtype and device that travel together: the last
+    parameters first, as backward computes their gradients first.
+
+    Args:
+        most: bytes at which a list is full.
+        itemsize: bytes of an element on its way; None: of one in its state.
+    """
     filling: dict[tuple[Any, ...], list[IndexedParameter]] = {}
-    full: list[tuple[bool, list[IndexedParameter]]] = []
+    full: list[list[IndexedParameter]] = []
     for one in reversed(parameters):
-        parameter = one.parameter
-        size = parameter.numel() * parameter.element_size()
-        small = not (parameter.dim() > 1 and size >= threshold)
-        key = (small, one.group, parameter.dtype, parameter.device)
+        dtype = one.parameter.dtype
+        key = (one.group, dtype, one.parameter.device)
         held = filling.setdefault(key, [])
         held.append(one)
-        nbytes = (
-            sum(each.parameter.numel() for each in held) * master_dtype(parameter.dtype).itemsize
-        )
-        if nbytes >= span_bytes and not small:
-            full.append((small, filling.pop(key)))
-    full += [(key[0], held) for key, held in filling.items()]
-    full.sort(key=lambda one: (one[0], -one[1][0].index))
-    return [Span(held, small, states) for small, held in full]
+        count = sum(each.parameter.numel() for each in held)
+        if count * (itemsize or master_dtype(dtype).itemsize) >= most:
+            full.append(filling.pop(key))
+    full += filling.values()
+    return sorted(full, key=lambda held: -held[0].index)

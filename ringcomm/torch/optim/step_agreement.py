@@ -64,12 +64,12 @@ def agree(
 
     Raises MismatchError on all ranks if these differ.
     """
-    places = [place for span in spans for place in span.places]
+    places = [place for span in spans for place in span.slices]
     squares, digest = _squares(places) / loss_scale**2, _digest(alike)
     message = np.zeros(_HEAD + len(places))
     message[0] = found_inf or not math.isfinite(squares)
     message[1:_HEAD] = 0.0 if message[0] else squares, digest, digest**2
-    message[_HEAD:] = [place.parameter.grad is not None for place in places]
+    message[_HEAD:] = [place.tensor.grad is not None for place in places]
     has_any = bool(message[_HEAD:].any())
     comm.allreduce(message, "sum")
     ranks = comm.world_size
@@ -77,7 +77,7 @@ def agree(
         raise difference(comm, alike)
     present = iter(message[_HEAD:] > 0)
     for span in spans:
-        span.present = [bool(next(present)) for _ in span.places]
+        span.present = [bool(next(present)) for _ in span.slices]
     norm = math.sqrt(message[1] / ranks)
     clip = 1.0 if max_norm is None else min(1.0, max_norm / (norm + 1e-6))
     return Verdict(finite=not message[0], factor=clip / loss_scale, has_any=has_any)

@@ -182,7 +182,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         span.step = self.steps + 1 if step is None else step
         if step is None:  # in backward; otherwise _step() has called _follow
             self._follow(span)
-        span.gather(factor)
+        span.take_gradient(factor)
         exchanges = self._rule.exchanges(span.step)
         return SpanExchanges(self._comm, self._rule, span, exchanges, self.feedback)
 
@@ -224,10 +224,8 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         for span in spans:
             span.rank, span.world_size = self._comm.rank, self._comm.world_size
             span.group = self.param_groups[span.group_index]
-            for place in span.places:
-                self.state[place.parameter] = {
-                    name: span.view(flat, place) for name, flat in span.kept()
-                }
+            for place in span.slices:
+                self.state[place.tensor] = {name: place.of(flat) for name, flat in span.kept()}
         if self._overlap is not None:
             self._overlap.watch(spans)
 
@@ -256,8 +254,8 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
             for span in self._spans:
                 for name in sorted(self._rule.local):
                     mean = self._comm.allreduce(span.state[name].clone(), "avg")
-                    for place in span.places:
-                        state["state"][place.index][name] = span.view(mean, place)
+                    for place in span.slices:
+                        state["state"][place.index][name] = place.of(mean)
         return state
 
     def _state_dict(self, feedback: dict[str, Any]) -> dict[str, Any]:

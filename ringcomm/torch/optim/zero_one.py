@@ -168,7 +168,7 @@ class _ZeroOne(Rule):
             return
         moment = span.state["exp_avg"].lerp(span.gradient, 1 - span.group["betas"][0])
         steps = self._steps(span, moment, self._root(span))
-        for part, step in zip(span.views(out), steps, strict=True):
+        for part, step in zip(span.present_views(out), steps, strict=True):
             part.sub_(step)
 
     def update(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
@@ -190,7 +190,7 @@ class _ZeroOne(Rule):
             return
         steps = self._steps(span, moment, root)
         torch._foreach_sub_(span.parameters, steps)
-        torch._foreach_sub_(span.views(span.state["moved"]), steps)
+        torch._foreach_sub_(span.present_views(span.state["moved"]), steps)
 
     def _step_together(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
         beta1, beta2 = span.group["betas"]
@@ -214,8 +214,8 @@ class _ZeroOne(Rule):
         """Moves all ranks' parameters to the anchor plus the mean movement."""
         moved = mask(span, mean)
         span.state["anchor"].add_(moved)
-        for place in span.places:
-            span.stepped(place).copy_(span.view(span.state["anchor"], place))
+        for place in span.slices:
+            span.stepped(place).copy_(place.of(span.state["anchor"]))
         rates = self._rates[span.name]
         span.state["exp_avg"].copy_((moved * root).mul_(-1 / rates if rates > 0 else 0.0))
         span.state["moved"].zero_()
@@ -239,11 +239,11 @@ class _ZeroOne(Rule):
         if not self._is_local:
             return
         for place in written:
-            span.view(span.state["anchor"], place).copy_(span.stepped(place))
-            span.view(span.state["moved"], place).zero_()
-            flat = place.parameter.detach().cpu().reshape(-1)
+            place.of(span.state["anchor"]).copy_(span.stepped(place))
+            place.of(span.state["moved"]).zero_()
+            flat = place.tensor.detach().cpu().reshape(-1)
             self._written[place.index] = zlib.crc32(flat.view(torch.uint8).numpy().tobytes())
-        if len(written) == len(span.places):
+        if len(written) == len(span.slices):
             self._rates[span.name] = 0.0
 
     def alike(self) -> Mapping[str, object]:
@@ -267,8 +267,8 @@ class _ZeroOne(Rule):
             return ()
         for span in spans:
             span.state["exp_avg"].div_(self._gains(span)[0])
-            for place in span.places:
-                span.view(span.state["anchor"], place).copy_(span.stepped(place))
+            for place in span.slices:
+                place.of(span.state["anchor"]).copy_(span.stepped(place))
         self._is_local = True
         return ("signs",)
 

@@ -17,12 +17,13 @@ from collections.abc import Sequence
 import torch
 
 from ...errors import ConfigError
-from ..tensors import all_finite, repeat_last, tiles
+from ..sync.bucket import Bucket, Slice, laid_out
+from ..tensors import all_finite, tiles
 
 Named = tuple[str, torch.Tensor]
 
 
-class Block:
+class Block(Bucket[Slice]):
     """Some tensors of a model, and their anchor.
 
     Args:
@@ -31,85 +32,51 @@ class Block:
         repeats: whether the codec scales a block by the mean of its elements.
 
     Attributes:
-        tensors: as given.
+        names: names of the tensors.
         anchor: the flat anchor; at first a copy of the tensors.
-        count: number of its elements.
 
     Raises ConfigError for tensors on several devices, or of a kind that cannot be flattened.
     """
 
     def __init__(self, tensors: Sequence[Named], align: int = 1, repeats: bool = False) -> None:
-        self.tensors = list(tensors)
+        self.names = [name for name, _ in tensors]
         self._repeats = repeats
-        self._starts: list[int] = []
-        self.count = 0
-        for _, tensor in self.tensors:
-            self._starts.append(self.count)
-            self.count += -(-tensor.numel() // align) * align
-        self.device = _device_of(self.tensors)
-        self.dtype = _dtype_of(self.tensors)
-        self._is_rounded = any(tensor.dtype != self.dtype for _, tensor in self.tensors)
+        held = [tensor for _, tensor in tensors]
+        slices = [Slice(one, *at) for one, at in zip(held, laid_out(held, align), strict=True)]
+        super().__init__(slices, _dtype_of(tensors), _device_of(tensors))
+        self._is_rounded = any(tensor.dtype != self.dtype for tensor in held)
         self.anchor = self.local()
 
-    def parts(self, flat: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    def parts(self, flat: torch.Tensor) -> list[Named]:
         """Returns views of a flat tensor, with the names and shapes of the model's tensors."""
-        return [
-            (name, flat[start : start + tensor.numel()].view(tensor.shape))
-            for (name, tensor), start in zip(self.tensors, self._starts, strict=True)
-        ]
+        return list(zip(self.names, self.views(flat), strict=True))
 
     def local(self, out: torch.Tensor | None = None) -> torch.Tensor:
         """Copies the tensors to a flat one, with zeros between them: a new tensor, or ``out``."""
-        flat = torch.empty(self.count, dtype=self.dtype, device=self.device) if out is None else out
-        with torch.no_grad():
-            self.clear_padding(flat)
-            for (_, part), (_, tensor) in zip(self.parts(flat), self.tensors, strict=True):
-                part.copy_(tensor)
+        flat = self.empty() if out is None else out
+        self.gather((one.tensor.detach() for one in self.slices), flat)
         return flat
-
-    def clear_padding(self, flat: torch.Tensor) -> None:
-        """Zeroes the padding between the tensors in a flat one."""
-        for _, end, stop in self._places():
-            if end < stop:
-                flat[end:stop] = 0
 
     def fill_padding(self, flat: torch.Tensor) -> None:
         """Prepares a flat tensor for the wire: repeats values in the padding if the codec needs
         it."""
         if self._repeats:
-            for start, end, stop in self._places():
-                repeat_last(flat, start, end, stop)
-
-    def _places(self) -> list[tuple[int, int, int]]:
-        """Returns for each tensor its start, its end, and the start of the next one."""
-        stops = [*self._starts[1:], self.count]
-        return [
-            (start, start + tensor.numel(), stop)
-            for (_, tensor), start, stop in zip(self.tensors, self._starts, stops, strict=True)
-        ]
+            super().fill_padding(flat)
 
     @property
     def is_finite(self) -> bool:
         """Whether all values of the tensors are finite."""
-        return all(all_finite(tensor) for _, tensor in self.tensors)
+        return all(all_finite(one.tensor) for one in self.slices)
 
     def rebase(self, at_send: torch.Tensor) -> None:
         """Sets the tensors to the anchor plus their change since ``at_send``, a flat tensor.
         Without a change they become the anchor, to the bit."""
-        with torch.no_grad():
-            for (_, then), (_, base), (_, tensor) in zip(
-                self.parts(at_send), self.parts(self.anchor), self.tensors, strict=True
-            ):
-                own = tensor if tensor.dtype == self.dtype else tensor.to(self.dtype)
-                for gained, before, after in tiles(own, then, base):
-                    gained.sub_(before).add_(after)
-                tensor.copy_(own)
-
-    def set_local(self, flat: torch.Tensor) -> None:
-        """Copies a flat tensor to the model's tensors."""
-        with torch.no_grad():
-            for (_, part), (_, tensor) in zip(self.parts(flat), self.tensors, strict=True):
-                tensor.copy_(part)
+        for one in self.slices:
+            tensor = one.tensor.detach()
+            own = tensor.to(self.dtype)
+            for gained, before, after in tiles(own, one.of(at_send), one.of(self.anchor)):
+                gained.sub_(before).add_(after)
+            tensor.copy_(own)
 
     def delta(
         self, local: torch.Tensor, out: torch.Tensor | None = None
@@ -128,8 +95,9 @@ class Block:
         if not self._is_rounded:
             return self.anchor
         held = self.anchor.clone()
-        for (_, part), (_, tensor) in zip(self.parts(held), self.tensors, strict=True):
-            part.copy_(part.to(tensor.dtype))
+        for one in self.slices:
+            part = one.of(held)
+            part.copy_(part.to(one.tensor.dtype))
         return held
 
 

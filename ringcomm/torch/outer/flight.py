@@ -78,7 +78,7 @@ class Unit:
     def set_weights(self, at_send: torch.Tensor | None) -> None:
         """Sets the local weights to the anchor, plus their change since the send."""
         if at_send is None:
-            self.block.set_local(self.block.anchor)
+            self.block.scatter(self.block.anchor)
             return
         self.block.rebase(at_send)
 

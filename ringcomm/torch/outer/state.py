@@ -184,10 +184,10 @@ def _require_fit(core: Rounds, state: object) -> None:
                 f"the state is of {what}={there}, and this OuterStep has {what}={here}"
             )
     shapes = {
-        name: tuple(tensor.shape)
+        name: tuple(one.tensor.shape)
         for fragment in core.fragments
         for unit in fragment.units
-        for name, tensor in unit.block.tensors
+        for name, one in zip(unit.block.names, unit.block.slices, strict=True)
     }
     saved = {name: tuple(tensor.shape) for name, tensor in state["anchor"].items()}
     since = sorted(shapes.keys() - saved.keys())

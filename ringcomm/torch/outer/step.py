@@ -138,7 +138,7 @@ class OuterStep:
         )
         pace, rule, self._wires = chosen.pace, chosen.rule, chosen.wires
         cut_up = _fragments(inner_of(model), fragments, rule, self._wires)
-        trained = [tensor for unit_ in cut_up for _, tensor in unit_.units[0].block.tensors]
+        trained = [one.tensor for fragment in cut_up for one in fragment.units[0].block.slices]
         self._ids = {id(tensor) for tensor in trained}
         _require_own(optimizers, self._ids)
         self._peers = chosen.peers
@@ -148,7 +148,7 @@ class OuterStep:
             (
                 [
                     [
-                        (u.name, u.block.count, str(u.block.dtype), [n for n, _ in u.block.tensors])
+                        (u.name, u.block.count, str(u.block.dtype), u.block.names)
                         for u in fragment.units
                     ]
                     for fragment in cut_up
@@ -318,11 +318,11 @@ class OuterStep:
         self._is_swapped = True
         try:
             for block in blocks:
-                block.set_local(block.anchor)
+                block.scatter(block.anchor)
             yield
         finally:
             for block, local in zip(blocks, own, strict=True):
-                block.set_local(local)
+                block.scatter(local)
             self._is_swapped = False
 
     # ---- checkpoints ----

@@ -31,11 +31,11 @@ from ..argument_checks import require
 from ..optim import saved
 from ..optim.exchanging import ExchangingOptimizer
 from ..optim.span import IndexedParameter, places_of
-from .bucket import BLOCK, Bucket, States, lay_out
+from .bucket import BLOCK, HostBucket, States, lay_out
 from .pipeline import BucketRound, Pipeline
 
 
-class SparseOptimizer(ExchangingOptimizer[Bucket, BucketRound]):
+class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
     """Base of SGD and Adam of this package.
 
     Making one opens connections of its own between the ranks, for the exchanges in backward.
@@ -169,7 +169,7 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, BucketRound]):
         else:
             one.bucket.show(one.entries, self.comm.kernel_set)
 
-    def _launch(self, bucket: Bucket) -> BucketRound:
+    def _launch(self, bucket: HostBucket) -> BucketRound:
         before = self._latest.get(bucket.name)
         if before is not None:
             before.taken.wait()
@@ -177,14 +177,14 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, BucketRound]):
             for each in self._spans:
                 if not each.is_current():
                     self._follow(each)
-        self._had_gradient |= bucket.gather()
+        self._had_gradient |= bucket.take_gradient()
         alike = self._alike() if bucket is self._spans[0] else None
         one = BucketRound(bucket, dict(self.param_groups[bucket.group]), self.steps + 1, alike)
         self._latest[bucket.name] = one
         self._pipeline.add(one)
         return one
 
-    def _follow(self, bucket: Bucket) -> None:
+    def _follow(self, bucket: HostBucket) -> None:
         """Takes parameters that other code has written to."""
         self._pipeline.finish().result()
         bucket.follow()
@@ -205,7 +205,7 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, BucketRound]):
         if self._overlap is not None:
             self._overlap.extend(added)  # rounds that have begun cannot be dropped
 
-    def _prepared(self, bucket: Bucket) -> Bucket:
+    def _prepared(self, bucket: HostBucket) -> HostBucket:
         bucket.exchange = self._exchange(self.comm, bucket.count)
         bucket.states = self.states(bucket.count, -(-bucket.count // BLOCK))
         return bucket
@@ -243,7 +243,7 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, BucketRound]):
         return self._saved(
             buckets=[
                 {
-                    "indices": [place.index for place in bucket.places],
+                    "indices": [place.index for place in bucket.slices],
                     "master": torch.from_numpy(bucket.master.copy()),
                     "states": {name: _as_tensor(one) for name, one in bucket.states.items()},
                     "exchange": saved_of(bucket.exchange),
@@ -286,7 +286,7 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, BucketRound]):
             for name, array in bucket.states.items():
                 array[:] = one["states"][name].numpy().view(array.dtype)
 
-    def _laid_out_as(self, layout: Sequence[Mapping[str, Any]]) -> list[Bucket]:
+    def _laid_out_as(self, layout: Sequence[Mapping[str, Any]]) -> list[HostBucket]:
         """Returns buckets laid out as in a saved state: the present ones if they are the same.
         Raises ConfigError if the state does not fit the parameters."""
         every = self._indexed()
@@ -295,10 +295,10 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, BucketRound]):
             if len(one["master"]) != places_of(parameters, BLOCK)[-1].stop:
                 raise ConfigError("the state is of another model, or of other parameter groups")
         if [one["indices"] for one in layout] == [
-            [place.index for place in bucket.places] for bucket in self._spans
+            [place.index for place in bucket.slices] for bucket in self._spans
         ]:
             return self._spans
-        return [self._prepared(Bucket(parameters)) for parameters in held]
+        return [self._prepared(HostBucket(parameters)) for parameters in held]
 
     def _finish_updates(self) -> None:
         """Waits for updates in flight, and shows them. Raises ConfigError between backward and

@@ -25,7 +25,7 @@ from ...errors import ConfigError
 from ...sparse import SparseRound
 from ..optim.step_agreement import fingerprint, require_equal
 from ..worker import Worker
-from .bucket import Bucket
+from .bucket import HostBucket
 
 _IN_FLIGHT = 2  # most rounds in flight
 
@@ -47,7 +47,7 @@ class BucketRound:
 
     def __init__(
         self,
-        bucket: Bucket,
+        bucket: HostBucket,
         group: dict[str, Any],
         number: int,
         alike: Mapping[str, object] | None = None,

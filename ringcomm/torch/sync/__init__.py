@@ -1,0 +1,4 @@
+"""Parts that the hook, the optimizers and outer steps share.
+
+bucket     tensors laid end to end in flat memory
+"""
