@@ -21,8 +21,9 @@ from tensors import stored
 from torch import nn
 
 from ringcomm import Communicator, ConfigError, FeedbackStore, TensorError
-from ringcomm.torch import HookState, buckets
+from ringcomm.torch import HookState
 from ringcomm.torch.staging import staged
+from ringcomm.torch.sync import pending
 from ringcomm.torch.transport import FlatTransport
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
@@ -215,7 +216,7 @@ def test_gradients_on_a_device_go_by_a_copy_on_the_host(monkeypatch: pytest.Monk
         return [got[name] for got in steps for name in sorted(got)]
 
     plain = run_ranks(2, body)
-    monkeypatch.setattr(buckets, "memory_of", staged)
+    monkeypatch.setattr(pending, "memory_of", staged)
     copied = run_ranks(2, body)
     for one, other in zip(plain, copied, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

@@ -11,43 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
-from ..codecs import Codec
-from ..communicator import Communicator
-from ..core.native import lib
-from ..core.work import Work
+from ..codecs import CODECS, Codec
 from ..feedback import ErrorFeedback
 from .named_feedback import COMPRESSIBLE, NamedFeedback
-from .streams import NonFiniteFlag
 from .sync.bucket import Bucket, Slice
-from .tensors import memory_of
 
 if TYPE_CHECKING:
     from torch.distributed import GradBucket  # type: ignore[attr-defined]
-
-Feedback = ErrorFeedback | Literal[False]
-
-
-def average(
-    comm: Communicator, tensor: torch.Tensor, compression: str | None, feedback: Feedback
-) -> Work:
-    """Starts the mean over all ranks, in place. A GPU's tensor takes the device pipeline, if it
-    can."""
-    found = memory_of(tensor, writable=True)
-    work: Work = comm.run_collective(
-        lib.RC_ALLREDUCE,
-        found,
-        found,
-        found.count,
-        op="avg",
-        compression=compression,
-        feedback=feedback,
-        async_op=True,
-    )
-    return work
 
 
 class GradientSlice(Slice):
@@ -99,15 +73,13 @@ class Part:
     """A stretch of a bucket with an all-reduce of its own.
 
     Attributes:
-        compression: the codec's name.
-        is_large: it is one parameter. A codec of few bits turns all its values into NaN if one of
-            them is not finite, so checking the first value is enough.
+        codec: what it travels by; bf16 for small tensors instead of a quantising one.
+        feedback: the residuals; None: none are kept.
     """
 
     tensor: torch.Tensor
-    compression: str
-    feedback: Feedback
-    is_large: bool
+    codec: Codec
+    feedback: ErrorFeedback | None = None
 
 
 class Parts:
@@ -125,11 +97,9 @@ class Parts:
         known = self._buffer.dtype in COMPRESSIBLE
         self.is_cut = codec.quantises or (residuals.keeps and known)
         if not self.is_cut:
-            self.travelling = [Part(self._buffer, codec.name, False, False)]
+            self.travelling = [Part(self._buffer, codec)]
             return
         self.travelling = self._cut(bucket, codec, residuals)
-        if codec.quantises:  # other codecs send the residuals whole or do not touch them
-            residuals.add_undoable(part.feedback for part in self.travelling)
 
     def _cut(self, bucket: GradientBucket, codec: Codec, residuals: NamedFeedback) -> list[Part]:
         large, end = [], 0
@@ -137,21 +107,17 @@ class Parts:
             if residuals.is_large(one.tensor):
                 self._leave(end, one.start)
                 feedback = residuals.feedback_of(one.tensor)
-                large.append(Part(one.elements(self._buffer), codec.name, feedback, True))
+                large.append(Part(one.elements(self._buffer), codec, feedback))
                 end = one.end
         self._leave(end, self._buffer.numel())
         if not self._small:
             return large
         self._rest = torch.cat(self._small) if len(self._small) > 1 else self._small[0]
-        return [*large, Part(self._rest, "bf16" if codec.quantises else codec.name, False, False)]
+        return [*large, Part(self._rest, CODECS["bf16"] if codec.quantises else codec)]
 
     def _leave(self, start: int, stop: int) -> None:
         if start < stop:
             self._small.append(self._buffer[start:stop])
-
-    def nonfinite_flag(self) -> NonFiniteFlag:
-        """Returns a flag that is set if a result is not finite."""
-        return NonFiniteFlag([p.tensor[:1] if p.is_large else p.tensor for p in self.travelling])
 
     def unpack(self) -> None:
         """Copies the results of small tensors back to their places."""

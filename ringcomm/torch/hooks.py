@@ -226,7 +226,7 @@ class HookState:
     def feedback_of(self, parameter: torch.Tensor) -> ErrorFeedback | Literal[False]:
         """Returns the parameter's ErrorFeedback; False if none is kept. Raises ConfigError for a
         parameter that is not the model's."""
-        return self.residuals.feedback_of(parameter)
+        return self.residuals.feedback_of(parameter) or False
 
     @without_exact
     def state_dict(self) -> dict[str, Any]:

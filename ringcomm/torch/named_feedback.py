@@ -7,8 +7,8 @@ were (``commit_or_undo``), on all ranks alike, as all see the same results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import torch
 
@@ -16,6 +16,7 @@ from ..communicator import Communicator
 from ..errors import ConfigError
 from ..feedback import ErrorFeedback, FeedbackStore
 from .streams import NonFiniteFlag
+from .sync.pending import Pending
 from .wrapped import inner_of, plain_name
 
 COMPRESSIBLE = (torch.float32, torch.float64)
@@ -50,7 +51,7 @@ class NamedFeedback:
         self._names: dict[int, tuple[torch.Tensor, str]] = {}
         self._nonfinite_flags: list[NonFiniteFlag] = []
         self._was_finite = True  # what was checked since the last take_verdict
-        self._used: list[ErrorFeedback] = []
+        self._changed: list[ErrorFeedback] = []
 
     # ---- names ----
 
@@ -145,20 +146,21 @@ class NamedFeedback:
         trained = parameter.requires_grad and parameter.dtype in COMPRESSIBLE
         return trained and parameter.dim() > 1 and parameter.numel() > 0 and big
 
-    def feedback_of(self, parameter: torch.Tensor) -> ErrorFeedback | Literal[False]:
-        """Returns the parameter's ErrorFeedback; False if none is kept. Raises ConfigError for a
+    def feedback_of(self, parameter: torch.Tensor) -> ErrorFeedback | None:
+        """Returns the parameter's ErrorFeedback; None if none is kept. Raises ConfigError for a
         parameter that is not the model's."""
         if not self.keeps:
-            return False
+            return None
         self._require_names()
         return self.store[self.name_of(parameter)]
 
     # ---- steps that are dropped ----
 
-    def add_undoable(self, feedbacks: Iterable[ErrorFeedback | Literal[False]]) -> None:
-        """Notes residuals that a codec changes in this step; ``commit_or_undo`` may restore
-        them."""
-        self._used += [feedback for feedback in feedbacks if feedback is not False]
+    def add(self, pending: Pending) -> None:
+        """Notes the residuals that a mean of this step changes; ``commit_or_undo`` may restore
+        them. From any thread."""
+        if pending.changed is not None:
+            self._changed.append(pending.changed)
 
     def add_nonfinite_flag(self, flag: NonFiniteFlag) -> None:
         """Adds a bucket's flag of results that are not finite. From any thread."""
@@ -169,9 +171,9 @@ class NamedFeedback:
         all checked results were finite. A second call does nothing."""
         if any(flag.wait() for flag in self._nonfinite_flags):
             self._was_finite = False
-            for feedback in self._used:
+            for feedback in self._changed:
                 feedback.undo()
-        self._nonfinite_flags, self._used = [], []
+        self._nonfinite_flags, self._changed = [], []
 
     def take_verdict(self) -> bool:
         """Returns whether all results were finite that were checked since the last call."""

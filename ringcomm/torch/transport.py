@@ -23,11 +23,12 @@ from ..core.work import Work
 from ..errors import RingcommError, naming
 from ..exact import Place, place_of
 from .account import Account
-from .buckets import GradientBucket, Part, Parts, average
+from .buckets import GradientBucket, Part, Parts
 from .exchange import CommExchange
 from .group import default_comm
 from .named_feedback import NamedFeedback
-from .streams import future_on
+from .streams import NonFiniteFlag, future_on
+from .sync.pending import Pending
 
 _EXCHANGE = "the exchange of gradients of HookState"
 GradientFuture = torch.futures.Future[torch.Tensor]
@@ -125,16 +126,16 @@ class FlatTransport:
         """Does nothing."""
 
     def launch(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
-        pending = _PendingBucket(self, bucket, self._account)
+        pending = _BucketFuture(self, bucket, self._account)
         parts = Parts(bucket, codec, self._residuals)
         with naming(_EXCHANGE):
             for part in parts.travelling:
-                pending.submit(self.comm, part)
+                self._residuals.add(pending.submit(self.comm, part))
 
         def arrived() -> None:
             parts.unpack()
             if parts.is_cut:
-                self._residuals.add_nonfinite_flag(parts.nonfinite_flag())
+                self._residuals.add_nonfinite_flag(NonFiniteFlag(pending.probes))
 
         return pending.future(arrived)
 
@@ -151,32 +152,38 @@ class FlatTransport:
         return saved
 
 
-class _PendingBucket:
-    """Works of a bucket, and a Future of all of them."""
+class _BucketFuture:
+    """Means of a bucket's parts, and a Future of all of them."""
 
     def __init__(self, transport: FlatTransport, bucket: GradientBucket, account: Account) -> None:
         self._transport = transport
         self._buffer = bucket.buffer
         self._lock = threading.Lock()
-        self._works: list[Work] = []
+        self._pending: list[Pending] = []
         self._open = 1
         self._future = future_on([self._buffer.device])
         self._count = account.submit(self._buffer.nbytes, bucket.last)
 
-    def submit(self, comm: Communicator, part: Part) -> None:
-        """Starts the average of a part of the bucket."""
+    @property
+    def probes(self) -> list[torch.Tensor]:
+        """Elements that are finite only if all means are."""
+        return [one.probe for one in self._pending]
+
+    def submit(self, comm: Communicator, part: Part) -> Pending:
+        """Starts the mean of a part of the bucket."""
         with self._lock:
             self._open += 1
-        average(comm, part.tensor, part.compression, part.feedback).call_back(self._over)
+        pending = Pending(comm, part.tensor, part.codec, part.feedback)
+        self._pending.append(pending)
+        pending.work.call_back(self._over)
+        return pending
 
-    def _over(self, work: Work | None) -> None:
+    def _over(self, _: Work | None) -> None:
         with self._lock:
-            if work is not None:
-                self._works.append(work)
             self._open -= 1
             last = self._open == 0
         if last:
-            self._count(one.stats() for one in self._works)
+            self._count(one.work.stats() for one in self._pending)
             self._future.set_result(None)
 
     def future(self, arrived: Callable[[], None]) -> GradientFuture:
@@ -185,14 +192,14 @@ class _PendingBucket:
 
         @naming(_EXCHANGE)
         def result(_: Any) -> torch.Tensor:
-            for work in self._works:
+            for one in self._pending:
                 if self._transport.error is None:
-                    self._transport.error = work.exception()
+                    self._transport.error = one.work.exception()
             if self._transport.error is not None:
                 raise self._transport.error
             with cuda.current_stream():  # the stream of the Future's callbacks waits for results
-                for work in self._works:
-                    work.wait()
+                for one in self._pending:
+                    one.wait()
             arrived()
             return self._buffer
 

@@ -28,16 +28,16 @@ import torch.distributed as dist
 
 from ..codecs import Codec
 from ..communicator import Communicator
-from ..core.work import Work
 from ..errors import ConfigError, RingcommError
 from ..exact import Place
 from .account import Account
-from .buckets import GradientBucket, Parts, average
+from .buckets import GradientBucket, Parts
 from .exchange import CommExchange, GridExchange
 from .grid import Grid
 from .named_feedback import NamedFeedback
 from .shares import Shares, place_in
 from .streams import NonFiniteFlag, future_on, on_stream
+from .sync.pending import Pending
 from .transport import GradientFuture
 from .worker import Worker
 
@@ -217,7 +217,7 @@ class Trip:
         self._buffer = bucket.buffer
         self.last = bucket.last
         self.is_over = False
-        self._works: list[Work] = []
+        self._pending: list[Pending] = []
         self._count = transport.account.submit(self._buffer.nbytes, bucket.last)
         device = self._buffer.device
         self._cuda = device if device.type == "cuda" else None
@@ -242,14 +242,15 @@ class Trip:
             self._arrival.wait()
             for (start, end), part in zip(self._rows.spans, self._parts.travelling, strict=True):
                 shard = self._shard[start:end]
-                work = average(self._grid.column, shard, part.compression, part.feedback)
-                self._works.append(work)
+                pending = Pending(self._grid.column, shard, part.codec, part.feedback)
+                self._transport.residuals.add(pending)
+                self._pending.append(pending)
 
     def gather_on_host(self, stream: Any) -> None:
         """Waits for the mean of the shard, gathers all shards of the host, and unpacks them."""
         with on_stream(stream):
-            for work in self._works:
-                work.wait()
+            for pending in self._pending:
+                pending.wait()
             table = self._rows.table.view(-1)
             _all_gather(table, self._shard, group=self._grid.group, async_op=True).wait()
             self._rows.unpack()
@@ -261,7 +262,7 @@ class Trip:
         """Returns a flag that is set if a result is not finite. A codec of few bits then makes a
         whole share NaN, so its first value is enough."""
         looked_at = [
-            (start, min(start + 1, end) if part.is_large else end)
+            (start, min(start + 1, end) if part.codec.quantises else end)
             for (start, end), part in zip(self._rows.spans, self._parts.travelling, strict=True)
         ]
         return NonFiniteFlag([self._rows.table[:, start:end] for start, end in looked_at])
@@ -274,7 +275,7 @@ class Trip:
             if self.is_over:
                 return
             self.is_over = True
-        self._count(work.stats() for work in self._works)
+        self._count(pending.work.stats() for pending in self._pending)
         with on_stream(stream):  # a Future of a GPU's tensor records the current stream
             self._over.set_result(None if stream is None else self._buffer)
         self._transport.remove(self)

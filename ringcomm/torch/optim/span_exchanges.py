@@ -14,10 +14,8 @@ import torch
 
 from ... import codecs
 from ...communicator import Communicator
-from ...core.work import Work
-from ...feedback import ErrorFeedback, FeedbackStore
-from ..buckets import Feedback, average
-from ..tensors import all_finite
+from ...feedback import FeedbackStore
+from ..sync.pending import Pending
 from .rule import Exchange, Rule
 from .span import Span
 
@@ -45,36 +43,24 @@ class SpanExchanges:
         self.waited_s = 0.0
         self._rule = rule
         self._store = store
-        self._means: dict[str, torch.Tensor] = {}
-        self._works: list[Work] = []
-        self._used: list[ErrorFeedback] = []
-        self._quantised: dict[str, bool] = {}
+        self._pending: dict[str, Pending] = {}
         for exchange in exchanges:
             out = torch.empty_like(span.gradient)
             rule.outgoing(exchange.what, span, out)
             span.fill_padding(out)
             codec = codec_of(exchange, span)
             name = residuals_of(exchange.what, span)
-            feedback: Feedback = False
-            if name in store or codec.needs_feedback:
-                feedback = store[name]  # a gentle codec delivers a residual that is there already
-            if feedback is not False and codec.quantises:
-                self._used.append(feedback)
-            self._means[exchange.what] = out
-            self._quantised[exchange.what] = codec.quantises
-            self._works.append(average(comm, out, codec.name, feedback))
+            keeps = name in store or codec.needs_feedback  # other codecs deliver what is there
+            self._pending[exchange.what] = Pending(comm, out, codec, store[name] if keeps else None)
 
     def finish(self) -> bool:
         """Waits for the means, and runs the rule's update. Returns False, and changes nothing, if
         they are not finite."""
         self._wait()
-        # In a codec of few bits a value that is not finite makes all of it NaN.
-        finite = all(
-            all_finite(mean[:1] if self._quantised[what] else mean)
-            for what, mean in self._means.items()
-        )
+        finite = all(one.is_finite for one in self._pending.values())
         if finite:
-            factors = self._rule.update(self.span, self._means)
+            means = {what: one.tensor for what, one in self._pending.items()}
+            factors = self._rule.update(self.span, means)
             for what, factor in (factors or {}).items():
                 _rescale(self._store, residuals_of(what, self.span), factor)
             self.span.write_parameters()
@@ -91,19 +77,19 @@ class SpanExchanges:
 
     def _wait(self) -> None:
         began = time.perf_counter()
-        for work in self._works:
-            work.wait()
+        for one in self._pending.values():
+            one.wait()
         self.waited_s = time.perf_counter() - began
-        for work in self._works:
-            stats = work.stats()
+        for one in self._pending.values():
+            stats = one.work.stats()
             self.carried += stats.sent_bytes + stats.shared_bytes
 
     def _undo(self) -> None:
-        for feedback in self._used:
-            feedback.undo()
+        for one in self._pending.values():
+            one.undo()
 
     def _end(self) -> None:
-        self._means, self._works = {}, []
+        self._pending = {}
         self.span.release_gradient()
 
 

@@ -39,7 +39,7 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import Unpack
 
-from ...codecs import Compression
+from ...codecs import CODECS, Compression
 from ...communicator import Communicator
 from ...errors import ConfigError, RingcommError, naming
 from ...exact import without_exact
@@ -484,8 +484,7 @@ def _fragments(model: nn.Module, count: int, rule: Rule, wires: Wires) -> list[F
         fragments.append(Fragment([Unit(name, block, rule, wires.wire(name, block.count))]))
     floating, whole = buffers_of(model)
     if floating:
-        wire = DenseWire(None, None)
-        unit = Unit("buffers", Block(floating), MEAN(), wire)
+        unit = Unit("buffers", Block(floating), MEAN(), DenseWire(CODECS["none"]))
         fragments[-1].units.append(unit)
     if whole:
         unit = Unit("counters", Block(whole), MEAN(), LargestWire())

@@ -10,19 +10,19 @@ if the round as a whole has not. A wire has one delta in flight at most.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 
-from ...codecs import BLOCK, Codec, Compression, parse
+from ...codecs import BLOCK, CODECS, Codec, Compression, parse
 from ...communicator import Communicator
-from ...core.work import Work
 from ...errors import ConfigError
 from ...feedback import ErrorFeedback, FeedbackStore
+from ..sync.pending import Pending
 
 
 class Sent(Protocol):
-    """A delta in flight."""
+    """A delta on its way: a Pending, or a SentSparse."""
 
     def wait(self) -> torch.Tensor:
         """Returns the mean of the ranks' deltas. Raises what the collective raises."""
@@ -49,47 +49,16 @@ class Wire(Protocol):
         """Sends a delta, whose memory the wire may overwrite."""
 
 
-class SentDense:
-    """All-reduce of one delta in flight."""
-
-    def __init__(
-        self, work: Work, tensor: torch.Tensor, feedback: ErrorFeedback | Literal[False] | None
-    ) -> None:
-        self._work, self._tensor, self._feedback = work, tensor, feedback
-
-    def wait(self) -> torch.Tensor:
-        self._work.wait()
-        return self._tensor
-
-    def undo(self) -> None:
-        if isinstance(self._feedback, ErrorFeedback):
-            self._feedback.undo()
-
-    @property
-    def sent_bytes(self) -> int:
-        return self._work.stats().sent_bytes
-
-
 class DenseWire:
     """Averages deltas by an all-reduce with a codec."""
 
     is_mean = True
 
-    def __init__(
-        self, compression: Compression | None, feedback: ErrorFeedback | Literal[False] | None
-    ) -> None:
-        self._compression, self._feedback = compression, feedback
+    def __init__(self, codec: Codec, feedback: ErrorFeedback | None = None) -> None:
+        self._codec, self._feedback = codec, feedback
 
     def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:
-        work = comm.allreduce(
-            delta,
-            "avg",
-            compression=self._compression,
-            feedback=self._feedback,
-            async_op=True,
-            timeout=timeout,
-        )
-        return SentDense(work, delta, self._feedback)
+        return Pending(comm, delta, self._codec, self._feedback, timeout=timeout)
 
 
 class LargestWire:
@@ -99,7 +68,7 @@ class LargestWire:
     is_mean = False
 
     def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:
-        return SentDense(comm.allreduce(delta, "min", async_op=True, timeout=timeout), delta, None)
+        return Pending(comm, delta, CODECS["none"], op="min", timeout=timeout)
 
 
 class Wires(Protocol):
@@ -149,16 +118,14 @@ class DenseWires:
             raise ConfigError(
                 f"feedback=True: {parsed.name} keeps no rounding errors; leave it out, or take int8"
             )
-        self._codec = cast(Compression, parsed.name)
+        self._codec = parsed
         self._keeps = parsed.quantises and (parsed.needs_feedback if feedback is None else feedback)
         self._store = FeedbackStore()
         self.align = BLOCK if parsed.quantises else 1
         self.repeats = parsed.name == "onebit"
 
     def wire(self, name: str, count: int) -> Wire:
-        if not self._keeps:
-            return DenseWire(self._codec, False)
-        return DenseWire(self._codec, self._store.add(name, count))
+        return DenseWire(self._codec, self._store.add(name, count) if self._keeps else None)
 
     def state_dict(self, comm: Communicator) -> dict[str, Any]:
         return self._store.state_dict(comm) if self._keeps else {}
@@ -178,4 +145,4 @@ class DenseWires:
             one.load(empty, empty[:0], 0)
 
     def __repr__(self) -> str:
-        return f"DenseWires({self._codec!r}, feedback={self._keeps})"
+        return f"DenseWires({self._codec.name!r}, feedback={self._keeps})"
