@@ -22,8 +22,7 @@ from ringcomm import ConfigError, MismatchError
 from ringcomm.torch.outer import Nesterov, Sparse
 from ringcomm.torch.outer.blocks import Block
 from ringcomm.torch.outer.fragments import buffers_of, cut, trained_of
-from ringcomm.torch.outer.header import Header, Headers
-from ringcomm.torch.outer.hello import Hello, Hellos
+from ringcomm.torch.outer.messages import Header, Headers, Hello, Hellos
 from ringcomm.torch.outer.rules import rule_of
 from ringcomm.torch.outer.schedule import Pace
 from ringcomm.torch.outer.ticks import ScalerTicks, StepTicks, optimizers_of

@@ -22,7 +22,7 @@ from torch import nn
 
 from ringcomm import Communicator, MismatchError, PeerLostError, RingcommError
 from ringcomm.torch import IdenticalDataWarning, OuterStep
-from ringcomm.torch.outer.peers import EveryRound
+from ringcomm.torch.outer.peers import NoChange
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -145,17 +145,17 @@ class Unlucky:
     def __init__(self, comm: Communicator) -> None:
         self.comm, self.members, self.ended = comm, tuple(range(comm.world_size)), 0
 
-    def begin_round(self, number: int, token: bytes = b"") -> EveryRound:
-        return EveryRound()
+    def begin_round(self, number: int, token: bytes = b"") -> NoChange:
+        return NoChange()
 
     def end_round(self) -> None:
         self.ended += 1
         if self.ended == 2:
             raise PeerLostError("as if a peer had been lost")
 
-    def lost(self, error: RingcommError) -> EveryRound:
+    def lost(self, error: RingcommError) -> NoChange:
         assert isinstance(error, PeerLostError)
-        return EveryRound()
+        return NoChange()
 
 
 @pytest.mark.parametrize(
@@ -189,8 +189,8 @@ def test_a_repeated_round_leaves_no_trace(way: dict[str, Any]) -> None:
 class Parted(Unlucky):
     """Peers that take rank 1 in with the second round: it has gone on apart."""
 
-    def begin_round(self, number: int, token: bytes = b"") -> EveryRound:
-        one = EveryRound()
+    def begin_round(self, number: int, token: bytes = b"") -> NoChange:
+        one = NoChange()
         one.joined = (1,) if number == 2 else ()
         return one
 

@@ -23,7 +23,7 @@ from ringcomm import Communicator, Config, PeerLostError
 from ringcomm.torch import OuterStep
 from ringcomm.torch.outer import Nesterov
 from ringcomm.torch.outer.blocks import Block
-from ringcomm.torch.outer.flight import Flight
+from ringcomm.torch.outer.round import Round
 from ringcomm.torch.tensors import tiles
 from ringcomm.torch.worker import Worker
 
@@ -55,14 +55,14 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 def test_attached_anew_while_a_round_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind an exception: that round goes on by its own communicator, however late it comes."""
-    may_go_on, prepare = threading.Event(), Flight.prepare
+    may_go_on, prepare = threading.Event(), Round.prepare
 
-    def prepare_late(flight: Flight) -> None:
-        if flight.is_delayed:
+    def prepare_late(one: Round) -> None:
+        if one.is_delayed:
             assert may_go_on.wait(PATIENCE)
-        prepare(flight)
+        prepare(one)
 
-    monkeypatch.setattr(Flight, "prepare", prepare_late)
+    monkeypatch.setattr(Round, "prepare", prepare_late)
 
     def rank(comm: Communicator) -> torch.Tensor:
         model = net()

@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch")
 from sparse_training import import_late, loss_of, model_of, weights  # noqa: E402
 
 from ringcomm.torch.sparse import SGD, Adam  # noqa: E402
-from ringcomm.torch.sparse.bucket import lay_out  # noqa: E402
+from ringcomm.torch.sparse.host_bucket import lay_out  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -102,7 +102,7 @@ class Block(Bucket[Slice]):
 
 
 class Scratch:
-    """Memory that each flight passes on to the next one: allocating it anew takes longer than the
+    """Memory that each round passes on to the next one: allocating it anew takes longer than the
     work done in it."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ that rank's deltas would not count in any later round. So gradients are checked 
 a GradScaler does, in one pass that writes nothing. If one is not finite, or so large that its
 square is not, the gradients are set to None, and the optimizer changes nothing.
 
-Weights that a step itself spoils are found when the rank's delta is taken (flight.py). They are
+Weights that a step itself spoils are found when the rank's delta is taken (round.py). They are
 then replaced by the anchor, and the optimizer's state of these parameters is reset. A copy of that
 state as of the last round would lose less, but cost AdamW the memory of two more models for a rare
 case.

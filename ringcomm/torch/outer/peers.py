@@ -13,8 +13,8 @@ from ...errors import PeerLostError, RingcommError
 _REMEDY = "OuterStep(comm=Membership()) goes on without a rank that is lost: docs/LOSING_A_RANK.md"
 
 
-class Round(Protocol):
-    """Members of one round. Ranks are numbers in the whole job."""
+class Change(Protocol):
+    """Ranks that have left and joined since the round before, by their numbers in the job."""
 
     @property
     def left(self) -> tuple[int, ...]:
@@ -36,19 +36,19 @@ class Peers(Protocol):
     def members(self) -> tuple[int, ...]:
         """Ranks that the communicator connects, in its order."""
 
-    def begin_round(self, number: int, token: bytes = b"") -> Round:
+    def begin_round(self, number: int, token: bytes = b"") -> Change:
         """Enters a round, and waits until its members are known."""
 
     def end_round(self) -> None:
         """Returns when all members have all results of the round; called before these are used."""
 
-    def lost(self, error: RingcommError) -> Round:
+    def lost(self, error: RingcommError) -> Change:
         """Enters the same round anew with the remaining ranks, after a collective of it failed.
         Raises the error if that is impossible."""
 
 
-class EveryRound:
-    """Round of peers that never change."""
+class NoChange:
+    """Change between two rounds of peers that never change."""
 
     left: tuple[int, ...] = ()
     joined: tuple[int, ...] = ()
@@ -61,9 +61,9 @@ class FixedPeers:
         self.comm = comm
         self.members = tuple(range(comm.world_size))
 
-    def begin_round(self, number: int, token: bytes = b"") -> Round:
+    def begin_round(self, number: int, token: bytes = b"") -> Change:
         """Returns at once."""
-        return EveryRound()
+        return NoChange()
 
     def end_round(self) -> None:
         """Does nothing: a failure is final, so no rank needs to know that the others have

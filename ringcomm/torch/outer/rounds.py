@@ -13,9 +13,9 @@ Between a send and its application a thread of this object runs the round, while
 continues training: it takes the deltas, sends and receives, and computes the next anchor. With a
 delay of 0, and in a flush, the caller's thread does this.
 
-Invariants: one flight at a time. The number of a round determines its fragment, on all ranks. Ranks
+Invariants: one round at a time. The number of a round determines its fragment, on all ranks. Ranks
 that were away, or are behind, are given the state and send zeros in that round. Only one thread at
-a time uses the peers and their communicator: the caller's does so when no flight is on its way. The
+a time uses the peers and their communicator: the caller's does so when no round is on its way. The
 caller's thread raises errors of the other one, and begins failed rounds anew.
 """
 
@@ -41,11 +41,10 @@ from ..guards import IdenticalDataWarning
 from ..streams import side_streams, to_its_end
 from ..worker import Worker
 from .blocks import Scratch
-from .flight import Flight, Fragment
-from .header import Header, Headers
-from .hello import Hello, Hellos
-from .peers import FixedPeers, Peers, Round
+from .messages import Header, Headers, Hello, Hellos
+from .peers import Change, FixedPeers, Peers
 from .report import OuterReport, Stopwatch
+from .round import Fragment, Round
 from .schedule import Pace
 
 _log = logging.getLogger("ringcomm")
@@ -68,7 +67,7 @@ class Rounds:
     Attributes:
         iteration: iterations made by this rank, added to those of the state that it began from.
         number: number of the next round.
-        flight: the round on its way, if any.
+        current: the round on its way, if any.
         has_state: whether it has loaded a state, or taken part in a round.
     """
 
@@ -84,7 +83,7 @@ class Rounds:
     ) -> None:
         self.fragments, self.pace = fragments, pace
         self.iteration = self.number = 0
-        self.flight: Flight | None = None
+        self.current: Round | None = None
         self.has_state = False
         self.report = OuterReport()
         self.watch = Stopwatch(self.report)
@@ -135,9 +134,9 @@ class Rounds:
         self._peers = peers
 
     def stop(self, own: Communicator | None) -> None:
-        """Ends the thread, and closes the communicator that it uses; after a flight that is on its
+        """Ends the thread, and closes the communicator that it uses; after a round that is on its
         way, for which this call does not wait."""
-        is_on_its_way = self.flight is not None
+        is_on_its_way = self.current is not None
         if is_on_its_way and own is not None:
             self._worker.submit(own.close)
         self._worker.close(0.0 if is_on_its_way else None)
@@ -150,7 +149,7 @@ class Rounds:
         self.report.iterations += 1
         for fragment in self.fragments:
             fragment.iterations += 1
-        if self.flight is not None and (self.iteration >= self.flight.due or self._has_failed):
+        if self.current is not None and (self.iteration >= self.current.due or self._has_failed):
             self.finish_round()
         if self.pace.is_due(self.iteration):
             self.finish_round()
@@ -162,17 +161,17 @@ class Rounds:
 
     def finish_round(self) -> None:
         """Waits for the round on its way, if there is one, and applies it."""
-        if self.flight is None:
+        if self.current is None:
             return
         self._complete()
-        flight, self.flight = self.flight, None
-        flight.apply()
-        if flight.is_dropped:
+        current, self.current = self.current, None
+        current.apply()
+        if current.is_dropped:
             for fragment in self.fragments:
                 if not fragment.is_finite:
                     fragment.give_up()
         self.number += 1
-        self._note(flight, flight.outcome.headers)
+        self._note(current, current.outcome.headers)
 
     def flush(self) -> None:
         """Applies the round on its way, and exchanges all unsent training, until all ranks
@@ -182,11 +181,11 @@ class Rounds:
             self._form_round()
             self._launch(is_ending=True)
             self._complete()
-            assert self.flight is not None
-            headers = self.flight.outcome.headers
+            assert self.current is not None
+            headers = self.current.outcome.headers
             assert headers is not None
             if headers.is_over:
-                self.flight = None
+                self.current = None
                 return
             if not headers.all_end:
                 self.pace.advance()
@@ -194,14 +193,14 @@ class Rounds:
 
     def wait_for_round(self) -> None:
         """Waits for the round on its way without applying it."""
-        if self.flight is not None:
+        if self.current is not None:
             self._complete()
 
     def drop_round(self) -> None:
         """Waits for the round on its way, and drops its result: weights, anchor and all that
         belongs to them are replaced."""
         self.wait_for_round()
-        self.flight = None
+        self.current = None
 
     # ---- a round ----
 
@@ -217,7 +216,7 @@ class Rounds:
                 self.peers.begin_round(self._entered, self._setup), is_starting
             )
 
-    def _retry_until_formed(self, one: Round, is_starting: bool) -> Hellos:
+    def _retry_until_formed(self, one: Change, is_starting: bool) -> Hellos:
         while True:
             self.report.left += one.left
             self.report.joined += one.joined
@@ -226,7 +225,7 @@ class Rounds:
             except RingcommError as error:
                 one = self.peers.lost(error)
 
-    def _exchange_hellos(self, one: Round, is_starting: bool) -> Hellos:
+    def _exchange_hellos(self, one: Change, is_starting: bool) -> Hellos:
         place = dist.get_rank() if dist.is_initialized() else -1
         # One who joins may have made as many rounds as the others, apart from them.
         has_state = self.has_state and self.peers.members[self.comm.rank] not in one.joined
@@ -270,7 +269,7 @@ class Rounds:
     def _launch(self, *, is_ending: bool) -> None:
         """Starts this rank's part of the round that was entered."""
         fragment = self._fragment
-        self.flight = Flight(
+        self.current = Round(
             fragment,
             self.iteration + self._delay,
             self._header(is_ending),
@@ -279,7 +278,7 @@ class Rounds:
             keeps=not isinstance(self.peers, FixedPeers),
         )
         fragment.iterations = 0
-        self._begin(self.flight)
+        self._begin(self.current)
 
     def _header(self, is_ending: bool) -> Header:
         return Header(
@@ -290,29 +289,29 @@ class Rounds:
             data=self._digest(),
         )
 
-    def _begin(self, flight: Flight) -> None:
-        """Hands a delayed flight to the other thread."""
-        if flight.is_delayed:
-            streams = side_streams(flight.fragment.devices)
-            job = functools.partial(self._run_in_thread, flight, self.peers, streams)
+    def _begin(self, current: Round) -> None:
+        """Hands a delayed round to the other thread."""
+        if current.is_delayed:
+            streams = side_streams(current.fragment.devices)
+            job = functools.partial(self._run_in_thread, current, self.peers, streams)
             self._job = self._worker.submit(job)
 
-    def _run_in_thread(self, flight: Flight, peers: Peers, streams: Sequence[Any]) -> None:
-        """Runs a flight in the other thread, with the peers of its round."""
+    def _run_in_thread(self, current: Round, peers: Peers, streams: Sequence[Any]) -> None:
+        """Runs a round in the other thread, with its peers."""
         with torch.no_grad(), to_its_end(streams):
-            self._run_round(flight, peers)
+            self._run_round(current, peers)
 
-    def _run_round(self, flight: Flight, peers: Peers) -> None:
-        flight.prepare()
-        with contextlib.nullcontext() if flight.is_delayed else self._waiting():
-            flight.travel(peers.comm, self._timeout)
+    def _run_round(self, current: Round, peers: Peers) -> None:
+        current.prepare()
+        with contextlib.nullcontext() if current.is_delayed else self._waiting():
+            current.travel(peers.comm, self._timeout)
             peers.end_round()
-        flight.close()
+        current.close()
 
-    def _join(self, flight: Flight) -> None:
-        """Returns when the flight is over. Raises its error."""
-        if not flight.is_delayed:
-            self._run_round(flight, self.peers)
+    def _join(self, current: Round) -> None:
+        """Returns when the round is over. Raises its error."""
+        if not current.is_delayed:
+            self._run_round(current, self.peers)
             return
         assert self._job is not None
         with self._waiting():
@@ -320,28 +319,28 @@ class Rounds:
 
     @property
     def _has_failed(self) -> bool:
-        """Whether the flight has failed, and there are no peers to repeat it with."""
+        """Whether the round has failed, and there are no peers to repeat it with."""
         error = self._job.exception() if self._job is not None and self._job.done() else None
         is_final = isinstance(self.peers, FixedPeers) or not isinstance(error, RingcommError)
         return error is not None and is_final
 
     def _complete(self) -> None:
-        """Waits for the flight; if a peer was lost, repeats its round with the same deltas."""
+        """Waits for the round; if a peer was lost, repeats it with the same deltas."""
         while True:
-            assert self.flight is not None
+            assert self.current is not None
             try:
-                if not self.flight.is_over:
-                    self._join(self.flight)
+                if not self.current.is_over:
+                    self._join(self.current)
                 self._job = None
                 return
             except RingcommError as error:
-                failed, self.flight, self._job = self.flight, None, None
+                failed, self.current, self._job = self.current, None, None
                 failed.undo()
                 with self._waiting():
                     hellos = self._retry_until_formed(self.peers.lost(error), is_starting=False)
-                self.flight = failed
-            except BaseException:  # even an interrupt: the flight cannot be used any more
-                self.flight = self._job = None
+                self.current = failed
+            except BaseException:  # even an interrupt: the round cannot be used any more
+                self.current = self._job = None
                 raise
             self.report.repeated += 1
             if hellos.own_need:  # the others have completed it: this rank sends zeros
@@ -349,14 +348,14 @@ class Rounds:
             else:
                 self._begin(failed)
 
-    def _note(self, flight: Flight, headers: Headers | None) -> None:
+    def _note(self, current: Round, headers: Headers | None) -> None:
         """Counts a finished round, and warns of what its headers show."""
-        if flight.is_dropped:
+        if current.is_dropped:
             self.report.dropped += 1
             self._on_dropped()
         self.report.rounds += 1
-        self.report.sent_bytes += flight.sent_bytes
-        self.report.payload_bytes += flight.fragment.nbytes
+        self.report.sent_bytes += current.sent_bytes
+        self.report.payload_bytes += current.fragment.nbytes
         if headers is None:
             return
         if headers.dropped:

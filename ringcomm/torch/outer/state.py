@@ -21,7 +21,7 @@ from ...communicator import Communicator
 from ...errors import ConfigError
 from ...exact import is_own, place_of
 from ..exchange import CommExchange
-from .flight import Flight, Outcome, Unit
+from .round import Outcome, Round, Unit
 from .rounds import Rounds
 from .wires import Wires
 
@@ -41,7 +41,7 @@ def state_dict(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> 
         for slot, tensor in kept.items():
             parts = unit.block.parts(tensor)
             memory.setdefault(slot, {}).update((name, part.clone()) for name, part in parts)
-    if core.flight is not None and not own:
+    if core.current is not None and not own:
         number += 1
     counted = {"iteration": core.iteration, "pace": core.pace.state_dict()}
     if not own:  # ranks may count differently
@@ -61,7 +61,7 @@ def state_dict(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> 
         state["exact"] = {
             **place_of(comm),
             "iterations": [one.iterations for one in core.fragments],
-            "flight": _flight_state(core.flight),
+            "flight": _round_state(core.current),
         }
     return state
 
@@ -71,30 +71,30 @@ def _anchors(
 ) -> Iterator[tuple[Unit, torch.Tensor, dict[str, torch.Tensor]]]:
     """Yields each unit with its anchor and memory: the present ones, or those after the round on
     its way."""
-    flight = core.flight if is_applied else None
+    current = core.current if is_applied else None
     for fragment in core.fragments:
         for at, unit in enumerate(fragment.units):
-            if flight is None or flight.fragment is not fragment:
+            if current is None or current.fragment is not fragment:
                 yield unit, unit.block.anchor, unit.memory
                 continue
             anchor = unit.block.anchor.clone()
             memory = {slot: tensor.clone() for slot, tensor in unit.memory.items()}
-            outcome = flight.outcome
+            outcome = current.outcome
             if outcome.is_moving:
                 unit.rule.step(anchor, outcome.means[at].clone(), memory)
             yield unit, anchor, memory
 
 
-def _flight_state(flight: Flight | None) -> dict[str, Any] | None:
-    if flight is None:
+def _round_state(current: Round | None) -> dict[str, Any] | None:
+    if current is None:
         return None
-    outcome = flight.outcome
+    outcome = current.outcome
     return {
-        "due": flight.due,
+        "due": current.due,
         "is_moving": outcome.is_moving,
-        "is_dropped": flight.is_dropped,
+        "is_dropped": current.is_dropped,
         "means": [mean.clone() for mean in outcome.means],
-        "at_send": None if flight.at_send is None else [one.clone() for one in flight.at_send],
+        "at_send": None if current.at_send is None else [one.clone() for one in current.at_send],
     }
 
 
@@ -136,17 +136,17 @@ def _load_exact(core: Rounds, exact: Mapping[str, Any], *, own: bool) -> None:
         counts = exact.get("iterations", before)
         for fragment, iterations in zip(core.fragments, counts, strict=True):
             fragment.iterations = int(iterations)
-    flight = exact["flight"]
-    if flight is not None:
+    current = exact["flight"]
+    if current is not None:
         fragment = core.fragments[core.number % len(core.fragments)]
-        outcome = Outcome([mean.clone() for mean in flight["means"]], flight["is_moving"], None)
-        at_send = flight["at_send"] if own else None
-        core.flight = Flight.restored(
+        outcome = Outcome([mean.clone() for mean in current["means"]], current["is_moving"], None)
+        at_send = current["at_send"] if own else None
+        core.current = Round.restored(
             fragment,
-            flight["due"],
+            current["due"],
             None if at_send is None else [one.clone() for one in at_send],
             outcome,
-            flight["is_dropped"] and own,
+            current["is_dropped"] and own,
         )
 
 

@@ -50,11 +50,11 @@ from ..optim.exchanging import ExchangingOptimizer
 from ..wrapped import inner_of
 from . import state
 from .blocks import Block
-from .flight import Fragment, Unit
 from .fragments import buffers_of, cut, trained_of
 from .guard import Guard
 from .peers import FixedPeers, Peers
 from .report import OuterReport
+from .round import Fragment, Unit
 from .rounds import Rounds
 from .rules import MEAN, Rule
 from .settings import OuterSettings, choose, takes_settings

@@ -31,7 +31,7 @@ from ..argument_checks import require
 from ..optim import saved
 from ..optim.exchanging import ExchangingOptimizer
 from ..optim.span import IndexedParameter, places_of
-from .bucket import BLOCK, HostBucket, States, lay_out
+from .host_bucket import BLOCK, HostBucket, States, lay_out
 from .pipeline import BucketRound, Pipeline
 
 

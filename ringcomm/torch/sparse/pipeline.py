@@ -25,7 +25,7 @@ from ...errors import ConfigError
 from ...sparse import SparseRound
 from ..optim.step_agreement import fingerprint, require_equal
 from ..worker import Worker
-from .bucket import HostBucket
+from .host_bucket import HostBucket
 
 _IN_FLIGHT = 2  # most rounds in flight
 

@@ -17,7 +17,7 @@ import numpy as np
 from ...core.chunks import AdamStep, SgdStep, adam, sgd
 from ..argument_checks import require
 from ..optim.checks import at_least, require_adam
-from .bucket import States, in_lines
+from .host_bucket import States, in_lines
 from .optimizer import SparseOptimizer
 from .pipeline import BucketRound
 

@@ -2,12 +2,12 @@
 
     Fragment    the units that travel together: parameters, and with the last fragment the buffers
     Unit        a block with its outer rule, the rule's memory, and the block's wire
-    Flight      the deltas of a fragment, their header, and the works that carry them
+    Round      the deltas of a fragment, their header, and the works that carry them
 
     training thread    copy weights | trains on ..................... | adopt, rebase
     another thread                  | delta, send, receive, outer rule |
 
-Invariants: a flight's header is sent before its deltas, on all ranks. A rank that flushes waits for
+Invariants: a round's header is sent before its deltas, on all ranks. A rank that flushes waits for
 all headers first: if all flush and no rank has anything left, no deltas are sent. If the round may
 have to be repeated, the deltas are kept until it is over.
 
@@ -27,7 +27,7 @@ from ...core.work import Work
 from ...errors import RingcommError
 from ..tensors import tiles
 from .blocks import Block, Scratch
-from .header import Header, Headers
+from .messages import Header, Headers
 from .rules import Memory, Rule
 from .wires import Sent, Wire
 
@@ -123,7 +123,7 @@ class Outcome:
     Attributes:
         means: the mean delta of each unit; empty if all ranks flushed and nothing was left.
         is_moving: whether any rank's deltas count.
-        headers: of all ranks; None in a flight that was restored.
+        headers: of all ranks; None in a round that was restored.
     """
 
     means: Sequence[torch.Tensor]
@@ -131,14 +131,14 @@ class Outcome:
     headers: Headers | None
 
 
-class Flight:
+class Round:
     """One rank's part in a round.
 
     Args:
         fragment: the fragment whose deltas are sent.
         due: the iteration after which the result is applied.
         header: this rank's header; ``prepare`` corrects it if the deltas are not finite.
-        scratch: memory of the flight before, which is over.
+        scratch: memory of the round before, which is over.
         is_delayed: whether the rank continues training until ``due``.
         keeps: whether the round may have to be repeated.
 
@@ -182,13 +182,13 @@ class Flight:
         at_send: list[torch.Tensor] | None,
         outcome: Outcome,
         is_dropped: bool,
-    ) -> Flight:
-        """Makes a flight whose result had come when a checkpoint was written."""
-        flight = cls.__new__(cls)
-        flight.fragment, flight.due, flight.at_send = fragment, due, at_send
-        flight.is_dropped, flight._sent, flight._outcome = is_dropped, [], outcome
-        flight.is_over, flight._next_states = True, []
-        return flight
+    ) -> Round:
+        """Makes a round whose result had come when a checkpoint was written."""
+        current = cls.__new__(cls)
+        current.fragment, current.due, current.at_send = fragment, due, at_send
+        current.is_dropped, current._sent, current._outcome = is_dropped, [], outcome
+        current.is_over, current._next_states = True, []
+        return current
 
     # ---- beside the training ----
 
