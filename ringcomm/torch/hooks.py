@@ -42,9 +42,9 @@ from .codec_policy import CodecPolicy, needs_feedback, policy_of
 from .guards import ONEBIT, AdamWatch
 from .hook_report import HookReport
 from .named_feedback import COMPRESSIBLE, NamedFeedback
-from .optim.step_agreement import require_alike
 from .pace import pace_of
 from .stale import Stale1
+from .sync.agreement import require_alike
 from .tensors import require_dense
 from .transport import FlatTransport, GradientFuture, Transport, failed_future
 

@@ -23,11 +23,11 @@ from ...errors import RingcommError, naming, warn_caller
 from ..argument_checks import require
 from ..group import default_comm
 from ..guards import refuse_others
+from ..sync.agreement import require_alike, require_same
 from . import saved
 from .checks import require_dense
 from .overlap import F, Overlap, S
 from .span import IndexedParameter
-from .step_agreement import require_alike, require_same
 
 _PATIENCE = 3  # steps without a gradient until the error
 

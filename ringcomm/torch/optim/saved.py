@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from ...errors import ConfigError
-from .span import IndexedParameter, Span, master_dtype
+from ..sync.bucket import master_dtype
+from .span import IndexedParameter, Span
 
 FORMAT = 1
 KEY = "ringcomm"

@@ -25,7 +25,7 @@ import torch
 
 from ...codecs import BLOCK
 from ...errors import ConfigError
-from ..sync.bucket import Bucket, Slice, laid_out
+from ..sync.bucket import Bucket, Slice, laid_out, master_dtype
 from ..tensors import tile_elements
 from .checks import require_dense
 
@@ -230,11 +230,6 @@ class Tile:
     def of(self, flat: torch.Tensor) -> torch.Tensor:
         """Returns these elements of another flat tensor of the span."""
         return flat[self.start : self.stop]
-
-
-def master_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype of the state of a parameter of this dtype."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def lay_out(

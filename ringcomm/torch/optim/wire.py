@@ -27,13 +27,13 @@ from ...communicator import Communicator
 from ...errors import ConfigError, naming, warn_caller
 from ...feedback import FeedbackStore
 from ..argument_checks import require, require_whole
+from ..sync.agreement import agree
 from . import saved
 from .checks import at_least, codec_name
 from .exchanging import ExchangingOptimizer
 from .rule import Rule
 from .span import SPAN_BYTES, IndexedParameter, Span, lay_out
 from .span_exchanges import SpanExchanges
-from .step_agreement import agree
 
 _IN_FLIGHT = 4  # most spans in flight
 
@@ -142,14 +142,18 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         begun = None if self._overlap is None else self._overlap.take()
         for span in self._spans:
             self._follow(span)
+        gradients = [place.gradient() for span in self._spans for place in span.slices]
         verdict = agree(
             self._comm,
-            self._spans,
+            gradients,
             loss_scale=1.0 if scale is None else float(scale),
             found_inf=found_inf is not None and float(found_inf) > 0,
             max_norm=self._max_norm,
             alike=self._alike(),
         )
+        present = iter(verdict.present)
+        for span in self._spans:
+            span.present = [next(present) for _ in span.slices]
         if not verdict.finite:
             for exchanges in begun or ():
                 exchanges.cancel()
@@ -161,7 +165,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         else:
             self._finish(begun)
         self._zero_residuals(self._rule.finish(self._spans))
-        self._require_active(verdict.has_any)
+        self._require_active(any(one is not None for one in gradients))
 
     def _exchange(self, factor: float) -> None:
         """Exchanges all spans, with a few of them in flight."""

@@ -23,7 +23,7 @@ from ...core.chunks import Entries
 from ...core.work import Work
 from ...errors import ConfigError
 from ...sparse import SparseRound
-from ..optim.step_agreement import fingerprint, require_equal
+from ..sync.agreement import fingerprint, require_equal
 from ..worker import Worker
 from .host_bucket import HostBucket
 

@@ -39,6 +39,11 @@ class Slice:
 S = TypeVar("S", bound=Slice)
 
 
+def master_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype of the state of a parameter of this dtype."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def laid_out(tensors: Iterable[torch.Tensor], align: int) -> Iterator[tuple[int, int, int]]:
     """Yields start, end and stop of each tensor's slice."""
     start = 0

@@ -1,4 +1,6 @@
-"""Agreement of all ranks before a step: a message of a few bytes, summed over all ranks.
+"""Agreement of all ranks before data moves: on settings, and on a step.
+
+A step is agreed on by a message of a few bytes, summed over all ranks:
 
     not finite | sum of squares | d | d * d | one for each parameter that has a gradient here
 
@@ -24,7 +26,7 @@ import torch
 
 from ...communicator import Communicator
 from ...errors import MismatchError
-from .span import Place, Span, master_dtype
+from .bucket import master_dtype
 
 _HEAD = 4  # numbers before the parameters' ones
 
@@ -37,50 +39,47 @@ class Verdict:
         finite: whether all gradients of all ranks are finite.
         factor: number to multiply this rank's gradients by. (Only this may differ between ranks, as
             they may have different loss scales.)
-        has_any: whether this rank has a gradient.
+        present: for each parameter, whether any rank has a gradient.
     """
 
     finite: bool
     factor: float
-    has_any: bool
+    present: Sequence[bool]
 
 
 def agree(
     comm: Communicator,
-    spans: Sequence[Span],
+    gradients: Sequence[torch.Tensor | None],
     *,
     loss_scale: float,
     found_inf: bool,
     max_norm: float | None,
     alike: Mapping[str, object],
 ) -> Verdict:
-    """Agrees on the coming step, and sets ``present`` of all spans. A collective.
+    """Agrees on the coming step. A collective.
 
     Args:
+        gradients: this rank's, of each parameter.
         loss_scale: the factor that is in the gradients of this rank.
         found_inf: whether a GradScaler has found values that are not finite.
-        max_norm: see WireOptimizer.
+        max_norm: as in WireOptimizer.
         alike: values that must be the same on all ranks, but for last bits of numbers.
 
     Raises MismatchError on all ranks if these differ.
     """
-    places = [place for span in spans for place in span.slices]
-    squares, digest = _squares(places) / loss_scale**2, _digest(alike)
-    message = np.zeros(_HEAD + len(places))
+    squares, digest = _squares(gradients) / loss_scale**2, _digest(alike)
+    message = np.zeros(_HEAD + len(gradients))
     message[0] = found_inf or not math.isfinite(squares)
     message[1:_HEAD] = 0.0 if message[0] else squares, digest, digest**2
-    message[_HEAD:] = [place.tensor.grad is not None for place in places]
-    has_any = bool(message[_HEAD:].any())
+    message[_HEAD:] = [one is not None for one in gradients]
     comm.allreduce(message, "sum")
     ranks = comm.world_size
     if message[2] ** 2 != ranks * message[3]:
         raise difference(comm, alike)
-    present = iter(message[_HEAD:] > 0)
-    for span in spans:
-        span.present = [bool(next(present)) for _ in span.slices]
     norm = math.sqrt(message[1] / ranks)
     clip = 1.0 if max_norm is None else min(1.0, max_norm / (norm + 1e-6))
-    return Verdict(finite=not message[0], factor=clip / loss_scale, has_any=has_any)
+    present = [bool(one) for one in message[_HEAD:]]
+    return Verdict(finite=not message[0], factor=clip / loss_scale, present=present)
 
 
 def require_same(comm: Communicator, about: Sequence[object], what: str) -> None:
@@ -150,10 +149,10 @@ def _rounded(value: object) -> object:
     return f"{float(value):.9g}" if is_float else value  # type: ignore[arg-type]
 
 
-def _squares(places: Sequence[Place]) -> float:
+def _squares(gradients: Sequence[torch.Tensor | None]) -> float:
     """Returns the sum of squares of all gradients; waits once for each GPU."""
     norms: dict[torch.device, list[torch.Tensor]] = {}
-    for gradient in [place.gradient() for place in places]:
+    for gradient in gradients:
         if gradient is None:
             continue
         norm = torch.linalg.vector_norm(gradient, dtype=master_dtype(gradient.dtype))
