@@ -22,7 +22,7 @@ from ringcomm import ConfigError, MismatchError
 from ringcomm.torch.outer import Nesterov, Sparse
 from ringcomm.torch.outer.blocks import Block
 from ringcomm.torch.outer.fragments import buffers_of, cut, trained_of
-from ringcomm.torch.outer.messages import Header, Headers, Hello, Hellos
+from ringcomm.torch.outer.round_messages import Header, Headers, Hello, Hellos
 from ringcomm.torch.outer.rules import rule_of
 from ringcomm.torch.outer.schedule import Pace
 from ringcomm.torch.outer.ticks import ScalerTicks, StepTicks, optimizers_of
@@ -138,7 +138,7 @@ def test_a_pace_of_none_is_never_due() -> None:
     pace = Pace(None)
     pace.advance()  # by a flush
     assert not any(pace.is_due(iteration) for iteration in range(100))
-    pace.load_state_dict(pace.state_dict())
+    pace.restore(pace.saved())
 
 
 def test_pace_goes_on_from_its_state() -> None:
@@ -147,7 +147,7 @@ def test_pace_goes_on_from_its_state() -> None:
         if pace.is_due(iteration):
             pace.advance()
     again = Pace(6, 4)
-    again.load_state_dict(pace.state_dict())
+    again.restore(pace.saved())
     assert [again.is_due(i) for i in range(9, 15)] == [pace.is_due(i) for i in range(9, 15)]
 
 

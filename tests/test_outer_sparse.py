@@ -18,7 +18,7 @@ from torch import nn
 from ringcomm import Communicator
 from ringcomm.torch import OuterStep
 from ringcomm.torch.outer import Sparse
-from ringcomm.torch.outer.sparse_wires import SparseWire
+from ringcomm.torch.outer.wires import SparseWire
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 

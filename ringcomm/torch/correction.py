@@ -237,7 +237,7 @@ class Correction:
         self._in_flight.clear()
         self._ready.clear()
 
-    def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
+    def saved(self) -> dict[str, dict[str, torch.Tensor]]:
         """Returns this rank's weights ahead, by parameter."""
         self.end_backward()
         return {"ahead": {self._names[key]: self._elsewhere[key].clone() for key in self._ready}}
@@ -249,8 +249,8 @@ class Correction:
         if not known or any(ahead[name].shape != self._weights[name].shape for name in ahead):
             raise ConfigError("the state's weights are of another model than this hook's")
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Restores what ``state_dict`` returned; an empty state clears. Load the model's weights
+    def restore(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Takes what ``saved`` returned; an empty state clears. Load the model's weights
         first: loading them discards what is restored here."""
         self.require(state)
         ahead = state.get("ahead", {})

@@ -250,7 +250,7 @@ class HookState:
         policy = self._policy.state_dict()
         if policy and not own:
             policy = self.transport.exchange.shared(policy)
-        parts = {"policy": policy, "pace": self._pace.state_dict(own)}
+        parts = {"policy": policy, "pace": self._pace.saved(own)}
         state: dict[str, Any] = {key: part for key, part in parts.items() if part}
         if self.residuals.keeps:
             self.residuals.commit_or_undo()
@@ -295,7 +295,7 @@ class HookState:
             self.residuals.load(own, self.comm, strict)
         if policy is not None:
             self._policy.load_state_dict(policy)
-        self._pace.load_state_dict(pace or {})
+        self._pace.restore(pace or {})
         self.steps = steps
 
     def flush(self) -> bool:

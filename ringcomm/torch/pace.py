@@ -51,12 +51,12 @@ class Pace(Protocol):
     def flush(self) -> bool:
         """Applies a gradient in flight, as ``HookState.flush`` does."""
 
-    def state_dict(self, own: bool) -> dict[str, Any]:
-        """State for a checkpoint; empty if there is none. It is the same on all ranks, unless
-        ``own`` adds this rank's own part, with which training continues to the bit."""
+    def saved(self, own: bool) -> dict[str, Any]:
+        """Returns the state for a checkpoint; empty if there is none. It is the same on all ranks,
+        unless ``own`` adds this rank's own part, with which training continues to the bit."""
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what ``state_dict`` returned; an empty state: nothing is in flight."""
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what ``saved`` returned; an empty state: nothing is in flight."""
 
 
 class EveryStep:
@@ -83,11 +83,11 @@ class EveryStep:
         """Returns False: nothing is in flight between two steps."""
         return False
 
-    def state_dict(self, own: bool) -> dict[str, Any]:
+    def saved(self, own: bool) -> dict[str, Any]:
         """Returns nothing: no gradient is in flight."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Raises ConfigError for a gradient in flight, which would be lost."""
         if state.get("means"):
             raise ConfigError(

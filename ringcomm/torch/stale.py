@@ -242,14 +242,14 @@ class OneStepStale:
             pending[name] = (parameter, mean)
         return pending
 
-    def state_dict(self, own: bool) -> dict[str, Any]:
-        """State for a checkpoint. The means are the same on all ranks, and fit a world of any size;
-        the correction's state, added if ``own``, is each rank's own."""
+    def saved(self, own: bool) -> dict[str, Any]:
+        """Returns the state for a checkpoint. The means are the same on all ranks, and fit a world
+        of any size; the correction's state, added if ``own``, is each rank's own."""
         means = {
             name: in_shape_of(parameter, mean).clone()
             for name, (parameter, mean) in self._pending_means().items()
         }
-        ahead = self._correction.state_dict() if own and self._correction is not None else {}
+        ahead = self._correction.saved() if own and self._correction is not None else {}
         is_ahead = any(ahead.values())
         if not means and not is_ahead:
             return {}
@@ -258,7 +258,7 @@ class OneStepStale:
             state["correction"] = {"exact": dict(self._transport.place), **ahead}
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Restores means and correction, but no correction of another rank. Raises ConfigError for
         a state of another model, or a correction of a world of another size."""
         means, named = state.get("means", {}), self._residuals.named()
@@ -282,7 +282,7 @@ class OneStepStale:
             self._pending[id(parameter)] = _PendingMean(flat, None, state["loss_scale"])
         self._stores = {}
         if self._correction is not None:
-            self._correction.load_state_dict(correction)
+            self._correction.restore(correction)
 
 
 def _swap(one: torch.Tensor, other: torch.Tensor) -> None:

@@ -118,7 +118,7 @@ class OneBitAdam(WireOptimizer):
         else:
             rule = Renewed(point, codec, densely, betas[1])
         fixed = {"freeze": freeze, "refresh": refresh, "compression": codec, "dense": densely}
-        self._at_first = rule.state_dict()
+        self._at_first = rule.saved()
         super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
 
     # ---- states, which torch's AdamW can load, too ----
@@ -154,7 +154,7 @@ class OneBitAdam(WireOptimizer):
                 for span in self._laid_out([one for one in indexed if ages.get(one.index) == age])
             ]
         )
-        self._rule.load_state_dict(self._at_first)
+        self._rule.restore(self._at_first)
         self.feedback = FeedbackStore()
         for span in self._spans:
             for place in span.slices:
@@ -167,7 +167,7 @@ class OneBitAdam(WireOptimizer):
     @property
     def frozen_at(self) -> int | None:
         """Number of the last dense step; None if not known yet."""
-        return self._rule.point.step
+        return self._rule.freeze.step
 
     @property
     def renewals(self) -> int:
@@ -184,9 +184,10 @@ class Frozen(Rule):
 
     method = "OneBitAdam"
     states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    kept: tuple[str, ...] = ("freeze", "_frozen", "_ages")
 
     def __init__(self, point: FreezePoint, compression: str, dense: str) -> None:
-        self.point = point
+        self.freeze = point
         self._first = (Exchange("gradient", dense),)
         self._then = (Exchange("momentum", compression),)
         self._frozen = False
@@ -212,13 +213,13 @@ class Frozen(Rule):
         if not spans:
             return ()
         step, group = max(span.step for span in spans), spans[0].group
-        if self.point.is_due(step):
+        if self.freeze.is_due(step):
             squares = [view for s in spans for view in s.views(s.state["exp_avg_sq"])]
             size = sum(map(total, squares))
-            self.point.look(step, size / (1 - power(group["betas"][1], step)), float(group["lr"]))
-        if not self._frozen and self.point.step is not None and step >= self.point.step:
+            self.freeze.look(step, size / (1 - power(group["betas"][1], step)), float(group["lr"]))
+        if not self._frozen and self.freeze.step is not None and step >= self.freeze.step:
             self._frozen = True
-            self.freeze(spans, step)
+            self.unbias(spans, step)
         return ()
 
     def update(
@@ -281,7 +282,7 @@ class Frozen(Rule):
         """Takes a span with the moments of an Adam that has made ``age`` steps."""
         self._ages[span.name] = age
 
-    def freeze(self, spans: Sequence[Span], step: int) -> None:
+    def unbias(self, spans: Sequence[Span], step: int) -> None:
         """Makes the moments unbiased, after the last dense step."""
         for span in spans:
             if span.name in self._ages:
@@ -290,10 +291,7 @@ class Frozen(Rule):
                 span.state["exp_avg_sq"].div_(second)
                 span.fill_padding(span.state["exp_avg_sq"])
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"freeze": self.point.state_dict(), "frozen": self._frozen, "ages": dict(self._ages)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         units = state.get("units", "bounded")  # a setting of earlier versions
         require(
             f"the state is of units={units!r}, in which its residuals are, and which has been "
@@ -301,9 +299,7 @@ class Frozen(Rule):
             None,
             units == "bounded",
         )
-        self.point.load_state_dict(state["freeze"])
-        self._frozen = bool(state["frozen"])
-        self._ages = dict(state["ages"])
+        super().restore(state)
 
 
 class Renewed(Frozen):
@@ -311,6 +307,7 @@ class Renewed(Frozen):
 
     states = ("exp_avg", "exp_avg_sq", "own_sq")
     local = frozenset({"own_sq"})
+    kept: tuple[str, ...] = (*Frozen.kept, "renewals")
 
     def __init__(self, point: FreezePoint, compression: str, dense: str, beta2: float) -> None:
         super().__init__(point, compression, dense)
@@ -366,16 +363,9 @@ class Renewed(Frozen):
             self.renewals.advance(step)
         return dropped
 
-    def freeze(self, spans: Sequence[Span], step: int) -> None:
-        super().freeze(spans, step)
+    def unbias(self, spans: Sequence[Span], step: int) -> None:
+        super().unbias(spans, step)
         self.renewals.begin(step)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "renewals": self.renewals.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.renewals.load_state_dict(state["renewals"])
 
 
 def _steps_to_forget(beta: float) -> int:

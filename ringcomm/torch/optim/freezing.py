@@ -6,12 +6,11 @@ equal on all ranks.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from ...core.calls import is_integer
 from ..argument_checks import require
+from ..sync.kept import Kept
 
 Freeze = int | Literal["stable"]
 _RATIO = 0.96  # 1-bit Adam's: least ratio of a stable variance at both ends of its memory
@@ -19,7 +18,7 @@ _LOOKS_BACK = 100  # longest memory, in steps, if the variance will be renewed
 _LOOKS = 16  # number of times it is examined in the length of its memory
 
 
-class FreezePoint:
+class FreezePoint(Kept):
     """Finds the step after which the variance stays fixed.
 
     Args:
@@ -33,13 +32,16 @@ class FreezePoint:
         step: the step; None: not known yet.
     """
 
+    kept = ("step", "_seen", "_rate", "_steady")
+
     def __init__(self, freeze: Freeze, memory: int, patience: int = 5) -> None:
         fits = freeze == "stable" if isinstance(freeze, str) else is_integer(freeze) and freeze >= 1
         require("freeze value, give the number of a step, or 'stable'", repr(freeze), fits)
         self._memory, self._patience = memory, patience
         self._stride = max(1, memory // _LOOKS)
         self._seen: list[float] = []
-        self._rate, self._steady = math.inf, 0
+        self._rate: float | None = None  # at the latest look
+        self._steady = 0
         self.step: int | None = None
         if not isinstance(freeze, str):
             self.step = int(freeze)
@@ -50,7 +52,7 @@ class FreezePoint:
 
     def look(self, step: int, size: float, rate: float) -> None:
         """Decides, given the sum of the unbiased variance and the learning rate."""
-        rises, self._rate = rate > self._rate, rate
+        rises, self._rate = self._rate is not None and rate > self._rate, rate
         self._steady = 0 if rises else self._steady + 1
         self._seen.append(size)
         back = self._memory // self._stride
@@ -62,19 +64,8 @@ class FreezePoint:
         if not rises and (stable or self._steady > self._patience * back):
             self.step = step
 
-    def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint: the sums it has seen, and its decision."""
-        rate = None if math.isinf(self._rate) else self._rate
-        return {"step": self.step, "seen": list(self._seen), "rate": rate, "steady": self._steady}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a state."""
-        self.step, self._seen = state["step"], list(state["seen"])
-        self._steady = state["steady"]
-        self._rate = math.inf if state["rate"] is None else state["rate"]
-
-
-class Renewals:
+class Renewals(Kept):
     """Steps at growing intervals, as in 0/1 Adam: an interval doubles when it was used ``uses``
     times. Each step is a multiple of its interval after the step given to ``begin``.
 
@@ -83,6 +74,8 @@ class Renewals:
         most: the longest interval.
         first: the first interval.
     """
+
+    kept = ("interval", "_used", "_start", "_next", "count")
 
     def __init__(self, uses: int, most: int, first: int = 1) -> None:
         self._uses, self._most = uses, most
@@ -106,22 +99,6 @@ class Renewals:
             self._used, self.interval = 0, min(2 * self.interval, self._most)
         passed = step - self._start
         self._next = step + self.interval - passed % self.interval
-
-    def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint."""
-        return {
-            "interval": self.interval,
-            "used": self._used,
-            "start": self._start,
-            "next": self._next,
-            "count": self.count,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a state."""
-        self.interval, self._used = state["interval"], state["used"]
-        self._start, self._next = state["start"], state["next"]
-        self.count = state["count"]
 
 
 def steps_remembered(beta2: float) -> int:

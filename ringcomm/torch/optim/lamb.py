@@ -15,7 +15,6 @@ Invariants: norms are sums that do not depend on the order, so c is the same on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from typing_extensions import Unpack
 from ...codecs import Compression
 from ...communicator import Communicator
 from ..argument_checks import require, takes
+from ..sync.kept import Kept
 from .adam import Renewed
 from .arithmetic import norm, with_decay
 from .checks import REMOVED, at_least, codec_name, require_adam
@@ -86,11 +86,13 @@ class OneBitLamb(WireOptimizer):
     @property
     def frozen_at(self) -> int | None:
         """Number of the last dense step; None if not known yet."""
-        return self._rule.point.step
+        return self._rule.freeze.step
 
 
-class _Coefficients:
+class _Coefficients(Kept):
     """Running mean c_avg for each parameter's number."""
+
+    kept = ("_mean", "_weight")
 
     def __init__(self) -> None:
         self._mean: dict[int, float] = {}
@@ -111,19 +113,12 @@ class _Coefficients:
         weight = self._weight.get(place.index)
         return 1.0 if weight is None else self._mean[place.index] / weight
 
-    def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint."""
-        return {"mean": dict(self._mean), "weight": dict(self._weight)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a state."""
-        self._mean, self._weight = dict(state["mean"]), dict(state["weight"])
-
 
 class _Lamb(Renewed):
     """Applies OneBitAdam's update times each tensor's own coefficient."""
 
     method = "OneBitLamb"
+    kept = (*Renewed.kept, "_coefficients", "_sizes")
 
     def __init__(self, point: FreezePoint, compression: str, dense: str, beta2: float) -> None:
         super().__init__(point, compression, dense, beta2)
@@ -151,15 +146,3 @@ class _Lamb(Renewed):
         least, most = span.group["min_coeff"], span.group["max_coeff"]
         within: float = min(max(coeff, least), most)
         return within
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            **super().state_dict(),
-            "coefficients": self._coefficients.state_dict(),
-            "sizes": dict(self._sizes),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._coefficients.load_state_dict(state["coefficients"])
-        self._sizes = dict(state["sizes"])

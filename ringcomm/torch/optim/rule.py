@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
+from ..sync.kept import Kept
 from .span import Place, Span
 
 
@@ -41,7 +42,7 @@ class Exchange:
     compression: str = "none"
 
 
-class Rule:
+class Rule(Kept):
     """Defines what an optimizer sends, and its update by the means.
 
     Attributes:
@@ -49,6 +50,7 @@ class Rule:
         states: names of the flat tensors that it keeps for each span (``span.state``), zero at
             first.
         local: names of the states that differ from rank to rank.
+        kept: what a checkpoint keeps besides ``states``, alike on all ranks (Kept).
     """
 
     method: ClassVar[str]
@@ -96,10 +98,3 @@ class Rule:
         """Called once after all updates of a step that was not dropped. Returns names of exchanges
         whose residuals are no longer needed."""
         return ()
-
-    def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint besides ``states``: numbers and strings, alike on all ranks."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""

@@ -264,7 +264,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
 
     def _state_dict(self, feedback: dict[str, Any]) -> dict[str, Any]:
         return self._saved(
-            spans=saved.saved_layout(self._spans), rule=self._rule.state_dict(), feedback=feedback
+            spans=saved.saved_layout(self._spans), rule=self._rule.saved(), feedback=feedback
         )
 
     def _method(self) -> str:
@@ -288,5 +288,5 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         )
         self._load_common(state_dict, own)
         self._use(spans)
-        self._rule.load_state_dict(own["rule"])
+        self._rule.restore(own["rule"])
         self.feedback = feedback

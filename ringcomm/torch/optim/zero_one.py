@@ -29,6 +29,7 @@ from typing_extensions import Unpack
 from ...codecs import Compression
 from ...communicator import Communicator
 from ..argument_checks import require, takes
+from ..sync.kept import Kept
 from .arithmetic import blend_in, mask, power, root, square_in, with_decay
 from .checks import REMOVED, at_least, codec_name, require_adam
 from .freezing import Renewals
@@ -101,12 +102,14 @@ class ZeroOneAdam(WireOptimizer):
         return self._rule.is_together
 
 
-class _Pace:
+class _Pace(Kept):
     """Decides when ranks exchange in B.
 
     Attributes:
         interval: steps between exchanges.
     """
+
+    kept = ("interval", "_steps")
 
     def __init__(self, scaler: int, most: int) -> None:
         self._scaler, self._most = scaler, most
@@ -122,14 +125,6 @@ class _Pace:
         if self._steps == self._scaler:
             self._steps, self.interval = 0, min(2 * self.interval, self._most)
 
-    def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint."""
-        return {"interval": self.interval, "steps": self._steps}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a state."""
-        self.interval, self._steps = state["interval"], state["steps"]
-
 
 class _ZeroOne(Rule):
     """Rule of both phases."""
@@ -137,6 +132,7 @@ class _ZeroOne(Rule):
     method = "ZeroOneAdam"
     states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "moved", "anchor")
     local = frozenset({"exp_avg", "moved"})
+    kept = ("_renewals", "_pace", "_is_local", "_rates", "_ages", "is_together")
 
     def __init__(
         self, last_of_a: int, renewals: Renewals, pace: _Pace, compression: str, dense: str
@@ -146,7 +142,7 @@ class _ZeroOne(Rule):
         self._signs = (Exchange("signs", compression),)
         self._movement = (Exchange("movement", compression),)
         self._is_local = False  # in B
-        self._ages: dict[str, tuple[int, int]] = {}  # by span, numbers of means in m and in v
+        self._ages: dict[str, Sequence[int]] = {}  # by span, numbers of means in m and in v
         self._rates: dict[str, float] = {}  # L by span
         self._written: dict[int, int] = {}  # by parameter, checksum of weights other code wrote
         self.is_together = True
@@ -200,7 +196,7 @@ class _ZeroOne(Rule):
         if "gradient" in means:
             square_in(span.state["exp_avg_sq"], gradient, beta2)
             second += 1
-        self._ages[span.name] = first + 1, second
+        self._ages[span.name] = [first + 1, second]
         steps = self._steps(span, span.state["exp_avg"], self._root(span))
         torch._foreach_sub_(span.parameters, steps)
 
@@ -272,20 +268,6 @@ class _ZeroOne(Rule):
         self._is_local = True
         return ("signs",)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "renewals": self._renewals.state_dict(),
-            "pace": self._pace.state_dict(),
-            "is_local": self._is_local,
-            "rates": dict(self._rates),
-            "ages": {name: list(ages) for name, ages in self._ages.items()},
-            "is_together": self.is_together,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._renewals.load_state_dict(state["renewals"])
-        self._pace.load_state_dict(state["pace"])
-        self._is_local, self.is_together = state["is_local"], state["is_together"]
-        self._rates = dict(state["rates"])
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
         self._written.clear()
-        self._ages = {name: (first, second) for name, (first, second) in state["ages"].items()}

@@ -27,7 +27,7 @@ from ...core.work import Work
 from ...errors import RingcommError
 from ..tensors import tiles
 from .blocks import Block, Scratch
-from .messages import Header, Headers
+from .round_messages import Header, Headers
 from .rules import Memory, Rule
 from .wires import Sent, Wire
 

@@ -41,10 +41,10 @@ from ..guards import IdenticalDataWarning
 from ..streams import side_streams, to_its_end
 from ..worker import Worker
 from .blocks import Scratch
-from .messages import Header, Headers, Hello, Hellos
 from .peers import Change, FixedPeers, Peers
 from .report import OuterReport, Stopwatch
 from .round import Fragment, Round
+from .round_messages import Header, Headers, Hello, Hellos
 from .schedule import Pace
 
 _log = logging.getLogger("ringcomm")
@@ -251,7 +251,7 @@ class Rounds:
             "iteration": self.iteration,
             "number": self.number,
             "entered": self._entered,
-            "pace": self.pace.state_dict(),
+            "pace": self.pace.saved(),
         }
         packed = np.frombuffer(json.dumps(scalars).encode().ljust(_SCALARS), np.uint8).copy()
         self.comm.broadcast(packed, hellos.leader, timeout=self._timeout)
@@ -261,7 +261,7 @@ class Rounds:
     def _adopt(self, scalars: dict[str, Any]) -> None:
         self.iteration, self.number = scalars["iteration"], scalars["number"]
         self._entered = scalars["entered"]
-        self.pace.load_state_dict(scalars["pace"])
+        self.pace.restore(scalars["pace"])
         for fragment in self.fragments:
             fragment.give_up()
         self._on_away()

@@ -10,14 +10,12 @@ later rounds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ...errors import ConfigError
 from ..argument_checks import require_whole
+from ..sync.kept import Kept
 
 
-class Pace:
+class Pace(Kept):
     """A round of each fragment every so many iterations.
 
     Args:
@@ -44,6 +42,7 @@ class Pace:
         self._fragments = fragments
         self._begin = 0  # iteration at which the present turn of all fragments began
         self._rounds = 0
+        self.kept = () if every is None else ("_begin", "_rounds")
 
     def is_due(self, iteration: int) -> bool:
         """Returns whether a round is due after that many iterations."""
@@ -58,15 +57,6 @@ class Pace:
         self._rounds += 1
         if self._rounds == self._fragments:
             self._begin, self._rounds = self._begin + self.every, 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint."""
-        return {} if self.every is None else {"begin": self._begin, "rounds": self._rounds}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
-        if self.every is not None:
-            self._begin, self._rounds = int(state["begin"]), int(state["rounds"])
 
     def __repr__(self) -> str:
         return f"Pace({self.every})"

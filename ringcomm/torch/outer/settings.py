@@ -18,8 +18,7 @@ from ..argument_checks import require_number, require_whole, takes
 from .peers import FixedPeers, Peers
 from .rules import Rule, Sparse, rule_of
 from .schedule import Pace
-from .sparse_wires import SparseWires
-from .wires import DenseWires, Wires
+from .wires import DenseWires, SparseWires, Wires
 
 
 class OuterSettings(TypedDict, total=False):

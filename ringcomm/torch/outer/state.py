@@ -43,7 +43,7 @@ def state_dict(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> 
             memory.setdefault(slot, {}).update((name, part.clone()) for name, part in parts)
     if core.current is not None and not own:
         number += 1
-    counted = {"iteration": core.iteration, "pace": core.pace.state_dict()}
+    counted = {"iteration": core.iteration, "pace": core.pace.saved()}
     if not own:  # ranks may count differently
         counted = CommExchange(comm).shared(counted)
     state = {
@@ -55,7 +55,7 @@ def state_dict(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> 
         "fragments": len(core.fragments),
         "anchor": anchor,
         "memory": memory,
-        "wires": wires.state_dict(comm) if own else wires.gather_state_dict(comm),
+        "wires": wires.saved(comm, own=own),
     }
     if own:
         state["exact"] = {
@@ -110,7 +110,7 @@ def load_state_dict(
     )
     core.drop_round()
     if own or exact is None:
-        wires.load_state_dict(state["wires"], comm)
+        wires.restore(state["wires"], comm)
     else:
         wires.reset_residuals()
     for fragment in core.fragments:
@@ -123,7 +123,7 @@ def load_state_dict(
                 unit.set_weights(None)
     core.iteration, core.number = int(state["iteration"]), int(state["number"])
     core.has_state = True
-    core.pace.load_state_dict(state["pace"])
+    core.pace.restore(state["pace"])
     if exact is not None:
         _load_exact(core, exact, own=own)
 
@@ -173,7 +173,7 @@ def _require_fit(core: Rounds, state: object) -> None:
     lacking = _KEYS - state.keys()
     if lacking:
         raise ConfigError(f"this is no whole state of an OuterStep: it lacks {sorted(lacking)}")
-    if state["pace"].keys() != core.pace.state_dict().keys():
+    if state["pace"].keys() != core.pace.saved().keys():
         raise ConfigError(f"the state is of another kind of every= than every={core.pace.every}")
     for what, there, here in (
         ("outer", "Mean" if state["outer"] == "Sgd" else state["outer"], _rule_of(core)),

@@ -59,7 +59,7 @@ from .rounds import Rounds
 from .rules import MEAN, Rule
 from .settings import OuterSettings, choose, takes_settings
 from .ticks import NoTicks, optimizers_of, ticks_of
-from .wires import DenseWire, LargestWire, Wires
+from .wires import DenseWire, Wires
 
 _log = logging.getLogger("ringcomm")
 _attached: weakref.WeakSet[OuterStep] = weakref.WeakSet()
@@ -487,7 +487,7 @@ def _fragments(model: nn.Module, count: int, rule: Rule, wires: Wires) -> list[F
         unit = Unit("buffers", Block(floating), MEAN(), DenseWire(CODECS["none"]))
         fragments[-1].units.append(unit)
     if whole:
-        unit = Unit("counters", Block(whole), MEAN(), LargestWire())
+        unit = Unit("counters", Block(whole), MEAN(), DenseWire(CODECS["none"], op="min"))
         fragments[-1].units.append(unit)
     return fragments
 

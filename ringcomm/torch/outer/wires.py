@@ -1,7 +1,7 @@
 """Wires: exchanges of a block's deltas, whose result is their mean on all ranks.
 
     DenseWire     an all-reduce with a codec, and error feedback if the codec needs it
-    LargestWire   the largest change of any rank, exactly: for integers, which have no mean
+    SparseWire    the largest elements of each chunk of a decayed sum
 
 Invariants: a wire's residuals change only when its exchange has succeeded; ``undo`` restores them
 if the round as a whole has not. A wire has one delta in flight at most.
@@ -14,11 +14,13 @@ from typing import Any, Protocol
 
 import torch
 
-from ...codecs import BLOCK, CODECS, Codec, Compression, parse
+from ...codecs import BLOCK, Codec, Compression, parse
 from ...communicator import Communicator
 from ...errors import ConfigError
 from ...feedback import ErrorFeedback, FeedbackStore
+from ...sparse import SparseExchange, SparseRound
 from ..sync.pending import Pending
+from .rules import Sparse
 
 
 class Sent(Protocol):
@@ -50,25 +52,79 @@ class Wire(Protocol):
 
 
 class DenseWire:
-    """Averages deltas by an all-reduce with a codec."""
+    """Reduces deltas by an all-reduce with a codec.
 
-    is_mean = True
+    Args:
+        op: "avg"; or "min", for integers, which have no mean: the largest change of any rank, as
+            each delta is the anchor less the local values.
+    """
 
-    def __init__(self, codec: Codec, feedback: ErrorFeedback | None = None) -> None:
-        self._codec, self._feedback = codec, feedback
-
-    def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:
-        return Pending(comm, delta, self._codec, self._feedback, timeout=timeout)
-
-
-class LargestWire:
-    """Takes the largest change of any rank: the minimum of the deltas, as each is the anchor less
-    the local values."""
-
-    is_mean = False
+    def __init__(
+        self, codec: Codec, feedback: ErrorFeedback | None = None, op: str = "avg"
+    ) -> None:
+        self._codec, self._feedback, self._op = codec, feedback, op
+        self.is_mean = op == "avg"
 
     def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:
-        return Pending(comm, delta, CODECS["none"], op="min", timeout=timeout)
+        return Pending(comm, delta, self._codec, self._feedback, self._op, timeout)
+
+
+class SentSparse:
+    """Sparse exchange of one delta on its way."""
+
+    def __init__(self, one: SparseRound, like: torch.Tensor) -> None:
+        self._round, self._like = one, like
+        self._mean: torch.Tensor | None = None
+
+    def wait(self) -> torch.Tensor:
+        if self._mean is None:
+            found = torch.from_numpy(self._round.wait().scatter())
+            self._mean = found.to(self._like.device, self._like.dtype)
+        return self._mean
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._round.sent_bytes
+
+    def undo(self) -> None:
+        self._round.undo()
+
+
+class SparseWire:
+    """Exchange of the largest elements of one block. A SparseExchange keeps the unsent ones, and
+    changes to another communicator when the members of rounds change.
+
+    Args:
+        rule: density, decay and aggregate.
+        count: elements of the block.
+    """
+
+    def __init__(self, rule: Sparse, count: int) -> None:
+        self._rule, self._count = rule, count
+        self.is_mean = rule.aggregate == "mean"
+        self._exchange: SparseExchange | None = None
+
+    def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:
+        host = delta.to("cpu", torch.float32)
+        return SentSparse(self.exchange_on(comm).submit(host, timeout=timeout), delta)
+
+    def exchange_on(self, comm: Communicator) -> SparseExchange:
+        """Returns the block's exchange, over this communicator."""
+        if self._exchange is None:
+            self._exchange = SparseExchange(
+                comm,
+                self._count,
+                density=self._rule.density,
+                decay=self._rule.decay,
+                aggregate=self._rule.aggregate,
+            )
+        elif self._exchange.comm is not comm:
+            self._exchange.use(comm)
+        return self._exchange
+
+    def reset_residuals(self) -> None:
+        """Drops the unsent elements."""
+        self._exchange = None
 
 
 class Wires(Protocol):
@@ -85,14 +141,12 @@ class Wires(Protocol):
     def wire(self, name: str, count: int) -> Wire:
         """Makes the wire of a block of ``count`` elements; each has its own name."""
 
-    def state_dict(self, comm: Communicator) -> dict[str, Any]:
-        """Residuals of this rank. Nothing is sent."""
+    def saved(self, comm: Communicator, *, own: bool) -> dict[str, Any]:
+        """Returns residuals: this rank's own; or, by a collective, those of all ranks, for a world
+        of any size."""
 
-    def gather_state_dict(self, comm: Communicator) -> dict[str, Any]:
-        """Residuals of all ranks, for a world of any size. A collective."""
-
-    def load_state_dict(self, state: Mapping[str, Any], comm: Communicator) -> None:
-        """Restores what either has returned."""
+    def restore(self, state: Mapping[str, Any], comm: Communicator) -> None:
+        """Takes what ``saved`` returned."""
 
     def reset_residuals(self) -> None:
         """Drops the residuals, as this rank has missed rounds."""
@@ -127,22 +181,55 @@ class DenseWires:
     def wire(self, name: str, count: int) -> Wire:
         return DenseWire(self._codec, self._store.add(name, count) if self._keeps else None)
 
-    def state_dict(self, comm: Communicator) -> dict[str, Any]:
-        return self._store.state_dict(comm) if self._keeps else {}
+    def saved(self, comm: Communicator, *, own: bool) -> dict[str, Any]:
+        if not self._keeps:
+            return {}
+        return self._store.state_dict(comm) if own else self._store.gather_state_dict(comm)
 
-    def gather_state_dict(self, comm: Communicator) -> dict[str, Any]:
-        return self._store.gather_state_dict(comm) if self._keeps else {}
-
-    def load_state_dict(self, state: Mapping[str, Any], comm: Communicator) -> None:
+    def restore(self, state: Mapping[str, Any], comm: Communicator) -> None:
         if state and self._keeps:
             self._store.load_state_dict(state, comm)
 
     def reset_residuals(self) -> None:
-        """Sets all residuals to zero."""
         for name in self._store:
-            one = self._store[name]
-            empty = one.worker * 0
-            one.load(empty, empty[:0], 0)
+            self._store[name].rescale(0.0)
 
     def __repr__(self) -> str:
         return f"DenseWires({self._codec.name!r}, feedback={self._keeps})"
+
+
+class SparseWires:
+    """Makes a SparseWire for each block."""
+
+    align = 1
+    repeats = False
+
+    def __init__(self, rule: Sparse) -> None:
+        self._rule = rule
+        self._wires: dict[str, SparseWire] = {}
+
+    def wire(self, name: str, count: int) -> Wire:
+        self._wires[name] = SparseWire(self._rule, count)
+        return self._wires[name]
+
+    def saved(self, comm: Communicator, *, own: bool) -> dict[str, Any]:
+        exchanges = {name: wire.exchange_on(comm) for name, wire in self._wires.items()}
+        blocks = {
+            name: one.state_dict() if own else one.gather_state_dict()
+            for name, one in exchanges.items()
+        }
+        return {"kind": "sparse", "blocks": blocks}
+
+    def restore(self, state: Mapping[str, Any], comm: Communicator) -> None:
+        """Takes the unsent elements. Raises ConfigError for a state of other wires."""
+        if state.get("kind") != "sparse" or set(state["blocks"]) != set(self._wires):
+            raise ConfigError("OuterStep: the state holds no residuals of a sparse outer step")
+        for name, wire in self._wires.items():
+            wire.exchange_on(comm).load_state_dict(state["blocks"][name])
+
+    def reset_residuals(self) -> None:
+        for wire in self._wires.values():
+            wire.reset_residuals()
+
+    def __repr__(self) -> str:
+        return f"SparseWires({self._rule!r})"
