@@ -241,6 +241,24 @@ def published(place: Place, *, freeze: float) -> Recipe:
     return Recipe([optimizer], clips=True)
 
 
+def muon_by_owner(place: Place, *, gradients: Compression) -> Recipe:
+    """ringcomm's Muon for the blocks' matrices; for what is left OneBitAdam, never frozen, at half
+    the rate."""
+    from ringcomm.torch.optim import Muon, OneBitAdam
+
+    common: Any = {"comm": place.comm, "max_norm": place.clip, "weight_decay": DECAY}
+    rest = OneBitAdam(
+        place.model.others(),
+        place.lr / 2,
+        BETAS,
+        freeze=place.steps,
+        refresh=None,
+        dense=gradients,
+        **common,
+    )
+    return Recipe([Muon(place.model.hidden(), place.lr, gradients=gradients, **common), rest], clips=True)
+
+
 _ADAM: dict[str, Any] = {"kind": "OneBitAdam", "betas": BETAS, "weight_decay": DECAY}
 _LAMB: dict[str, Any] = {"kind": "OneBitLamb", "betas": BETAS, "weight_decay": DECAY}
 _LION: dict[str, Any] = {"kind": "Lion", "weight_decay": 10 * DECAY}
@@ -618,6 +636,17 @@ _OTHER_OPTIMIZERS = (
         hooked,
         {"inner": "muon", "compression": "int4"},
         MUON,
+    ),
+    *(
+        Method(
+            f"muon-owner-{codec}",
+            f"Muon by owner-compute, gradients at {codec}, updates at int4",
+            muon_by_owner,
+            {"gradients": codec},
+            MUON,
+            ("ringcomm.torch.optim.Muon",),
+        )
+        for codec in ("int8", "int4")
     ),
 )
 

@@ -71,7 +71,7 @@ SHOWN: Mapping[str, Sequence[str]] = {
         "outer-sparse-64",
         "stellatrain",
     ),
-    "Muon": ("muon", "muon-int4", "outer-muon", "outer-muon-30"),
+    "Muon": ("muon", "muon-int4", "muon-owner-int8", "outer-muon", "outer-muon-30"),
     "SGD": ("sgd", "sgd-onebit"),
     "Lion": ("lion", "lion-momentum"),
 }

@@ -13,6 +13,7 @@ from __future__ import annotations
 from .adam import OneBitAdam
 from .lamb import OneBitLamb
 from .lion import Lion
+from .muon import Muon
 from .rule import Exchange, Rule
 from .sgd import SGD
 from .span import Span
@@ -21,6 +22,7 @@ from .zero_one import ZeroOneAdam
 
 __all__ = [
     "Lion",
+    "Muon",
     "SGD",
     "Exchange",
     "OneBitAdam",

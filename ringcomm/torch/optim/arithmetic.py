@@ -23,6 +23,21 @@ from .span import Span, Tile
 _SUM_BITS = 62  # most bits of a sum in an int64
 
 
+def orthogonalized(
+    matrix: torch.Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
+) -> torch.Tensor:
+    """Returns U V^T of a matrix U S V^T, but with .7 to 1.2 in place of ones, in bfloat16: so many
+    steps x = a x + (b x x^T + c (x x^T)^2) x of Newton-Schulz's iteration, as Muon has it."""
+    a, b, c = coefficients
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = (matrix.T if is_tall else matrix).bfloat16()
+    x = x / x.norm().clamp(min=eps)
+    for _ in range(steps):
+        square = x @ x.T
+        x = torch.addmm(x, torch.addmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return x.T if is_tall else x
+
+
 # ---- operations of torch's, of one rounding each ----
 
 

@@ -13,7 +13,8 @@ ones in the same order. Nothing else exchanges the gradients of these parameters
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NoReturn
 
 import torch
@@ -23,7 +24,7 @@ from ...errors import RingcommError, naming, warn_caller
 from ..argument_checks import require
 from ..group import default_comm
 from ..guards import refuse_others
-from ..sync.agreement import require_alike, require_same
+from ..sync.agreement import Verdict, agree, require_alike, require_same
 from . import saved
 from .checks import require_dense
 from .overlap import F, Overlap, S
@@ -114,7 +115,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         super().add_param_group(param_group)
         parameters = self.param_groups[-1]["params"]
         for parameter in parameters:
-            require_dense(parameter, "a parameter")
+            self._refuse(parameter)
         about = [(list(p.shape), p.dtype, p.requires_grad) for p in parameters]
         with naming(f"add_param_group() of {type(self).__name__}"):
             require_same(self._comm, about, "parameters")
@@ -150,6 +151,10 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
 
     # ---- layout and checks ----
 
+    def _refuse(self, parameter: torch.Tensor) -> None:
+        """Raises an error for a parameter that the optimizer does not take."""
+        require_dense(parameter, "a parameter")
+
     def _extend(self) -> None:
         """Lays out parameters that are new, or trained for the first time."""
         known = {place.index for span in self._spans for place in span.slices}
@@ -181,6 +186,25 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         if is_due and self._comm.world_size > 1:
             refuse_others({id(one.parameter) for one in self._indexed()}, type(self).__name__)
 
+    def _agree(self, max_norm: float | None = None) -> Verdict:
+        """Agrees with all ranks on this step; ``max_norm`` as in WireOptimizer."""
+        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        return agree(
+            self._comm,
+            [place.gradient() for span in self._spans for place in span.slices],
+            loss_scale=1.0 if scale is None else float(scale),
+            found_inf=found_inf is not None and float(found_inf) > 0,
+            max_norm=max_norm,
+            alike=self._alike(),
+        )
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Counts the time as waited."""
+        began = time.perf_counter()
+        yield
+        self.waited_s += time.perf_counter() - began
+
     def _require_active(self, has_gradient: bool) -> None:
         """Raises RingcommError if this rank has had no gradient for several steps."""
         self._silent = 0 if has_gradient else self._silent + 1
@@ -191,10 +215,11 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
                 "trained? Make the optimizer when the model is final, and on its device"
             )
 
-    def _skip(self, what: str, warn: bool = True) -> None:
-        """Counts a skipped step or part of it, and warns of the first one."""
+    def _skip(self, what: str) -> None:
+        """Counts a skipped step or part of it, and warns of the first one, unless a GradScaler has
+        found it."""
         self.skipped += 1
-        if self.skipped == 1 and warn:
+        if self.skipped == 1 and getattr(self, "found_inf", None) is None:
             warn_caller(
                 f"a gradient is not finite: {what} on all ranks (the optimizer's attribute "
                 "skipped counts them)"

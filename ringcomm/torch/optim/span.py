@@ -51,6 +51,11 @@ class Place(Slice):
     dtype: torch.dtype
     device: torch.device
 
+    def moved(self, by: int) -> Place:
+        """Returns the place by so many elements further on."""
+        start, end, stop = (at + by for at in (self.start, self.end, self.stop))
+        return dataclasses.replace(self, start=start, end=end, stop=stop)
+
     def mark(self) -> Mark:
         """Returns a fingerprint of the parameter's storage, which changes when an operation writes
         to it or its ``.data`` is assigned. A write into ``.data`` cannot be detected.

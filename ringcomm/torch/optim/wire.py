@@ -27,7 +27,6 @@ from ...communicator import Communicator
 from ...errors import ConfigError, naming, warn_caller
 from ...feedback import FeedbackStore
 from ..argument_checks import require, require_whole
-from ..sync.agreement import agree
 from . import saved
 from .checks import at_least, codec_name
 from .exchanging import ExchangingOptimizer
@@ -132,8 +131,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
     # ---- a step ----
 
     def _step(self) -> None:
-        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        if found_inf is not None and self._overlap is not None:
+        if getattr(self, "found_inf", None) is not None and self._overlap is not None:
             self._overlap.cancel()
             raise ConfigError(
                 "overlap=True begins to send gradients before a GradScaler unscales them; make the "
@@ -142,22 +140,14 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         begun = None if self._overlap is None else self._overlap.take()
         for span in self._spans:
             self._follow(span)
-        gradients = [place.gradient() for span in self._spans for place in span.slices]
-        verdict = agree(
-            self._comm,
-            gradients,
-            loss_scale=1.0 if scale is None else float(scale),
-            found_inf=found_inf is not None and float(found_inf) > 0,
-            max_norm=self._max_norm,
-            alike=self._alike(),
-        )
+        verdict = self._agree(self._max_norm)
         present = iter(verdict.present)
         for span in self._spans:
             span.present = [next(present) for _ in span.slices]
         if not verdict.finite:
             for exchanges in begun or ():
                 exchanges.cancel()
-            self._skip("the step is left out", warn=found_inf is None)
+            self._skip("the step is left out")
             return
         self.steps += 1
         if begun is None:
@@ -165,7 +155,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         else:
             self._finish(begun)
         self._zero_residuals(self._rule.finish(self._spans))
-        self._require_active(any(one is not None for one in gradients))
+        self._require_active(verdict.has_any)
 
     def _exchange(self, factor: float) -> None:
         """Exchanges all spans, with a few of them in flight."""

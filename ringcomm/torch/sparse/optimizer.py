@@ -14,7 +14,6 @@ the updates that are not shown yet; ``flush`` shows them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar
@@ -155,9 +154,8 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
             return
         rounds, over = self._unseen
         self._unseen = None
-        began = time.perf_counter()
-        over.result()
-        self.waited_s += time.perf_counter() - began
+        with self._waiting():
+            over.result()
         for one in rounds:
             self._show(one)
 

@@ -40,11 +40,13 @@ class Verdict:
         factor: number to multiply this rank's gradients by. (Only this may differ between ranks, as
             they may have different loss scales.)
         present: for each parameter, whether any rank has a gradient.
+        has_any: whether this rank has a gradient.
     """
 
     finite: bool
     factor: float
     present: Sequence[bool]
+    has_any: bool
 
 
 def agree(
@@ -72,6 +74,7 @@ def agree(
     message[0] = found_inf or not math.isfinite(squares)
     message[1:_HEAD] = 0.0 if message[0] else squares, digest, digest**2
     message[_HEAD:] = [one is not None for one in gradients]
+    has_any = bool(message[_HEAD:].any())
     comm.allreduce(message, "sum")
     ranks = comm.world_size
     if message[2] ** 2 != ranks * message[3]:
@@ -79,7 +82,7 @@ def agree(
     norm = math.sqrt(message[1] / ranks)
     clip = 1.0 if max_norm is None else min(1.0, max_norm / (norm + 1e-6))
     present = [bool(one) for one in message[_HEAD:]]
-    return Verdict(finite=not message[0], factor=clip / loss_scale, present=present)
+    return Verdict(not message[0], clip / loss_scale, present, has_any)
 
 
 def require_same(comm: Communicator, about: Sequence[object], what: str) -> None:

@@ -1,0 +1,268 @@
+"""Muon by owner-compute: torch's Muon of the mean gradient where nothing is rounded, and the same
+bits on all ranks whatever is."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+from optim_steps import gradient_of
+from ranks import run_ranks
+from torch import nn
+
+from ringcomm import Communicator, ConfigError
+from ringcomm.torch.optim import Muon
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
+
+SHAPES = ((48, 31), (16, 100), (64, 64), (5, 9), (100, 20))
+EXACT: dict[str, Any] = {"gradients": "none", "updates": "bf16"}
+Parameters = list[nn.Parameter]
+
+
+def parameters() -> Parameters:
+    generator = torch.Generator().manual_seed(3)
+    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+
+
+def gradient(index: int, rank: int, step: int) -> torch.Tensor:
+    return gradient_of(f"matrix {index}", torch.Size(SHAPES[index]), rank, step)
+
+
+def go_on(held: Parameters, optimizer: Any, rank: int, first: int, steps: int) -> Parameters:
+    for step in range(first, first + steps):
+        for index, parameter in enumerate(held):
+            parameter.grad = gradient(index, rank, step)
+        optimizer.step()
+    return held
+
+
+def trained(comm: Communicator, steps: int, **settings: Any) -> tuple[Parameters, Muon]:
+    held = parameters()
+    optimizer = Muon(held, comm=comm, **{"lr": 0.05, **settings})
+    return go_on(held, optimizer, comm.rank, 0, steps), optimizer
+
+
+def alike(worlds: list[Parameters]) -> bool:
+    return all(torch.equal(a, b) for one in worlds for a, b in zip(worlds[0], one, strict=True))
+
+
+@torch.no_grad()
+def distance(held: Parameters, others: Parameters) -> float:
+    """The largest distance of a matrix to the other one, by the length that it has moved."""
+    moved = zip(held, others, parameters(), strict=True)
+    return max(float((a - b).norm() / (b - start).norm()) for a, b, start in moved)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"nesterov": False, "weight_decay": 0.0}, {"adjust_lr_fn": "match_rms_adamw"}],
+    ids=["default", "plain", "rms"],
+)
+def test_it_is_torchs_muon_of_the_mean(ranks: int, settings: dict[str, Any]) -> None:
+    """With more ranks than matrices, too. Means of float32 differ in last bits, which bfloat16 may
+    round apart."""
+    worlds = run_ranks(ranks, lambda comm: trained(comm, 4, **EXACT, **settings)[0])
+    assert alike(worlds)
+    expected = parameters()
+    optimizer = torch.optim.Muon(expected, lr=0.05, **settings)
+    for step in range(4):
+        for index, parameter in enumerate(expected):
+            every = [gradient(index, rank, step) for rank in range(ranks)]
+            parameter.grad = torch.stack(every).mean(0)
+        optimizer.step()
+    assert distance(worlds[0], expected) <= (1e-6 if ranks == 1 else 0.02)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "updates", "most"),
+    [("int8", "int4", 0.15), ("int4", "int4", 0.25), ("int8", "bf16", 0.05)],
+)
+def test_codecs(gradients: Any, updates: Any, most: float) -> None:
+    exact = run_ranks(1, lambda comm: trained(comm, 1, **EXACT)[0])[0]
+
+    def body(comm: Communicator) -> Parameters:
+        """One gradient for all ranks, so that one rank's run has the same mean."""
+        held = parameters()
+        optimizer = Muon(held, lr=0.05, comm=comm, gradients=gradients, updates=updates)
+        return go_on(held, optimizer, 0, 0, 1)
+
+    worlds = run_ranks(3, body)
+    assert alike(worlds)
+    assert 0 < distance(worlds[0], exact) <= most
+
+
+def test_bytes_of_a_step() -> None:
+    """One of each gradient and half a one of each update, to each of the other ranks' rows."""
+
+    def body(comm: Communicator) -> int:
+        held = [nn.Parameter(torch.ones(64, 128)) for _ in range(8)]
+        optimizer = Muon(held, comm=comm)
+        sent = []
+        for _ in range(2):
+            for parameter in held:
+                parameter.grad = torch.ones_like(parameter)
+            before = optimizer.carried
+            optimizer.step()
+            sent.append(optimizer.carried - before)
+        return sent[1]
+
+    elements = 8 * 64 * 128
+    for sent in run_ranks(2, body):
+        assert sent <= 0.5 * (1.02 + 0.54) * elements + 2000
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4"])
+def test_a_ranks_own_state_goes_on_to_the_bit(codec: Any) -> None:
+    def body(comm: Communicator) -> tuple[Parameters, Parameters]:
+        held, optimizer = trained(comm, 3, gradients=codec)
+        weights = [p.detach().clone() for p in held]
+        state = optimizer.state_dict()
+        again = parameters()
+        other = Muon(again, comm=comm, gradients=codec)
+        other.load_state_dict(state)
+        with torch.no_grad():
+            for parameter, weight in zip(again, weights, strict=True):
+                parameter.copy_(weight)
+        return (
+            go_on(held, optimizer, comm.rank, 3, 3),
+            go_on(again, other, comm.rank, 3, 3),
+        )
+
+    for held, again in run_ranks(2, body):
+        assert alike([held, again])
+
+
+@pytest.mark.parametrize("codec", ["none", "int4"])
+def test_a_gathered_state_fits_another_world_and_torchs_muon(codec: Any) -> None:
+    def save(comm: Communicator) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        held, optimizer = trained(comm, 3, gradients=codec, updates="bf16")
+        return optimizer.gather_state_dict(), [p.detach().clone() for p in held]
+
+    saved = run_ranks(2, save)
+    state, weights = saved[0]
+    for index, kept in saved[1][0]["state"].items():
+        assert torch.equal(kept["momentum_buffer"], state["state"][index]["momentum_buffer"])
+
+    def with_weights() -> Parameters:
+        return [nn.Parameter(weight.clone()) for weight in weights]
+
+    def load(comm: Communicator) -> Parameters:
+        held = with_weights()
+        optimizer = Muon(held, comm=comm, gradients=codec, updates="bf16")
+        optimizer.load_state_dict(state)
+        assert optimizer.steps == 3
+        assert optimizer.param_groups[0]["lr"] == 0.05
+        return go_on(held, optimizer, 0, 3, 2)  # one gradient for all ranks
+
+    worlds = run_ranks(3, load)
+    assert alike(worlds)
+    expected = with_weights()
+    theirs = torch.optim.Muon(expected)
+    theirs.load_state_dict(state)
+    go_on(expected, theirs, 0, 3, 2)
+    if codec == "none":
+        assert distance(worlds[0], expected) <= 0.02
+    else:  # the residuals, which torch's Muon does not know, are not lost
+        lacking = [kept["residual"].norm() for kept in state["state"].values()]
+        assert min(lacking) > 0
+
+
+def test_a_state_of_other_ranks_or_methods_is_refused() -> None:
+    states = run_ranks(2, lambda comm: trained(comm, 1)[1].state_dict())
+
+    def elsewhere(comm: Communicator) -> None:
+        with pytest.raises(ConfigError, match="world of the same size"):
+            trained(comm, 1)[1].load_state_dict(states[0])
+        with pytest.raises(ConfigError, match="none of ringcomm's Muon"):
+            trained(comm, 1)[1].load_state_dict(torch.optim.Muon(parameters()).state_dict())
+
+    run_ranks(1, elsewhere)
+
+    def swapped(comm: Communicator) -> None:
+        _, optimizer = trained(comm, 1)
+        with pytest.warns(UserWarning, match="starts from zero"):
+            optimizer.load_state_dict(states[1 - comm.rank])
+        assert not any(kept["momentum_buffer"].any() for kept in optimizer.state.values())
+
+    run_ranks(2, swapped)
+
+
+def test_a_step_that_is_not_finite_on_one_rank_is_left_out_on_all() -> None:
+    def body(comm: Communicator) -> Parameters:
+        held, optimizer = trained(comm, 1)
+        before = [p.detach().clone() for p in held]
+        for index, parameter in enumerate(held):
+            parameter.grad = gradient(index, comm.rank, 1)
+        if comm.rank == 1:
+            held[2].grad = torch.full(SHAPES[2], float("inf"))
+        optimizer.step()
+        assert all(torch.equal(a, b) for a, b in zip(held, before, strict=True))
+        assert (optimizer.steps, optimizer.skipped) == (1, 1)
+        return go_on(held, optimizer, comm.rank, 2, 1)
+
+    with pytest.warns(UserWarning, match="a gradient is not finite"):
+        assert alike(run_ranks(2, body))
+
+
+def test_a_matrix_without_a_gradient_stays() -> None:
+    def body(comm: Communicator) -> Parameters:
+        held, optimizer = trained(comm, 1)
+        before = [p.detach().clone() for p in held]
+        for index, parameter in enumerate(held):
+            parameter.grad = gradient(index, comm.rank, 1)
+        held[1].grad = None  # of no rank
+        held[2].grad = gradient(2, 0, 1) if comm.rank == 0 else None
+        optimizer.step()
+        assert torch.equal(held[1], before[1])
+        assert not torch.equal(held[2], before[2])
+        return held
+
+    assert alike(run_ranks(2, body))
+
+
+def test_a_clipped_step_is_one_of_smaller_gradients() -> None:
+    """Muon's update has no scale, but its momentum has."""
+
+    def body(comm: Communicator, max_norm: float | None) -> torch.Tensor:
+        _, optimizer = trained(comm, 1, max_norm=max_norm, **EXACT)
+        return optimizer.gather_state_dict()["state"][0]["momentum_buffer"]
+
+    plain = run_ranks(2, lambda comm: body(comm, None))[0]
+    clipped = run_ranks(2, lambda comm: body(comm, 1e-3))[0]
+    ratio = clipped / plain
+    assert float(ratio.max()) < 0.01
+    torch.testing.assert_close(ratio, ratio.mean().expand_as(ratio), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"lr": -1.0}, "Invalid lr value: -1.0"),
+        ({"momentum": -0.1}, "Invalid momentum value: -0.1"),
+        ({"adjust_lr_fn": "mine"}, "Invalid adjust_lr_fn: 'mine'"),
+        ({"gradients": "int3"}, "gradients="),
+        ({"compression": "int4"}, "no argument 'compression'"),
+    ],
+)
+def test_what_is_refused(settings: dict[str, Any], text: str) -> None:
+    def body(comm: Communicator) -> None:
+        with pytest.raises(ConfigError, match=text):
+            Muon(parameters(), comm=comm, **settings)
+
+    run_ranks(1, body)
+
+
+def test_vectors_are_for_another_optimizer() -> None:
+    def body(comm: Communicator) -> None:
+        with pytest.raises(ConfigError, match=r"Muon takes matrices: \[4\]"):
+            Muon([nn.Parameter(torch.zeros(4))], comm=comm)
+
+    run_ranks(1, body)
