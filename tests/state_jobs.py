@@ -20,6 +20,7 @@ from ringcomm.sparse import SparseExchange
 from ringcomm.torch import HookState, OuterStep, sparse
 
 COUNT, THRESHOLD = 5000, 4096
+MATRICES = ((48, 31), (16, 100), (64, 64))
 SHAPES = ((32, 256), (33, 257), (16, 16, 3, 3), (103, 96), (64,), ())  # blocks full and not
 SIZES = (5, 32, 256, 33, 257, 3)
 

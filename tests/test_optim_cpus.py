@@ -26,7 +26,7 @@ from ringcomm.torch.outer import Nesterov
 pytestmark = pytest.mark.torch
 
 ON_RANK_1 = {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
-SHAPES = ((64, 257), (50,), ())
+SHAPES = ((64, 257), (30, 40), (50,), ())
 STEPS = 8
 ADAM: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1, "threshold": 4096, "freeze": 2}
 ZERO: dict[str, Any] = {
@@ -44,6 +44,7 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     "OneBitAdam": lambda ps: optim.OneBitAdam(ps, **ADAM),
     "OneBitLamb": lambda ps: optim.OneBitLamb(ps, **ADAM),
     "ZeroOneAdam": lambda ps: optim.ZeroOneAdam(ps, **ZERO),
+    "Muon": lambda ps: optim.Muon([p for p in ps if p.dim() == 2], 0.01),
 }
 
 

@@ -26,7 +26,7 @@ import torch
 from outer_training import net, train
 from ranks import World, run_ranks
 from sparse_training import import_late
-from state_jobs import THRESHOLD, Apart, Exchange, Feedback, Hooked, Job, Trained
+from state_jobs import MATRICES, THRESHOLD, Apart, Exchange, Feedback, Hooked, Job, Trained
 from tensors import stored
 from torch import nn
 
@@ -72,6 +72,8 @@ OBJECTS: dict[str, Callable[[Communicator], Job]] = {
     "ZeroOneAdam": wired(
         optim.ZeroOneAdam, var_freeze_step=2, local_step_scaler=2, local_step_clipper=4
     ),
+    "Muon": trained(optim.Muon, lr=0.01, shapes=MATRICES),
+    "Muon, int4": trained(optim.Muon, lr=0.01, shapes=MATRICES, gradients="int4"),
     "sparse.SGD": trained(sparse.SGD, lr=0.01, momentum=0.9, density=0.1),
     "sparse.Adam": trained(
         sparse.Adam, lr=0.01, density=0.1, staleness=1, exchange="owner", overlap=False

@@ -223,7 +223,8 @@ def by_optimizer(module: str, name: str, **settings: Any) -> Scene:
 
         made = getattr(importlib.import_module(f"ringcomm.torch.{module}"), name)
         model = make_model()
-        optimizer = made(model.parameters(), comm=comm, **settings)
+        params = [p for p in model.parameters() if p.dim() == 2 or name != "Muon"]
+        optimizer = made(params, comm=comm, **settings)
         train(model, optimizer, comm.rank)
         if hasattr(optimizer, "flush"):
             optimizer.flush()
@@ -303,6 +304,8 @@ def scenes() -> Iterator[tuple[str, Scene]]:
         "OneBitAdam overlapped": {"freeze": 4, "overlap": True},
         "OneBitLamb": {"freeze": 4},
         "ZeroOneAdam": {"var_freeze_step": 6, "var_update_scaler": 2, "local_step_scaler": 3},
+        "Muon": {"lr": 0.02},
+        "Muon int4": {"lr": 0.02, "gradients": "int4"},
     }
     for name, settings in ways.items():
         yield f"optim {name}", by_optimizer("optim", name.split()[0], **settings)

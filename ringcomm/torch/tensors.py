@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ..core import cuda
-from ..core.faces import view
+from ..core.faces.torch import view
 from ..core.views import View
 from ..errors import TensorError
 from .staging import staged
@@ -85,12 +85,10 @@ def moved(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> View:
 def memory_of(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> View:
     """Returns the view of a tensor of a dtype of the core: its memory, or a staged host copy if the
     device pipeline does not take it (staging.py)."""
-    if tensor.device.type == "cpu":
-        return view(tensor, writable=writable)
     if tensor.is_meta:
         return MetaView(tensor)
-    if is_piped(tensor, writable=writable):
-        return view(tensor, writable=writable)
+    if tensor.device.type == "cpu" or is_piped(tensor, writable=writable):
+        return view(tensor, writable)
     return staged(tensor, writable=writable, reads=reads)
 
 

@@ -46,8 +46,9 @@ def takes(obj: Any) -> bool:
 def view(tensor: Any, writable: bool) -> View:
     """Makes a View of a tensor; core.faces.view documents it."""
     torch = torch_of_caller()
-    guard(torch)
-    PLAIN[torch.Tensor] = _plain
+    if torch.Tensor not in PLAIN:
+        guard(torch)
+        PLAIN[torch.Tensor] = _plain
     make = _device_view if tensor.device.type == "cuda" else _host_view
     return make(torch, tensor, writable)
 

@@ -137,7 +137,8 @@ class OuterStep:
             timeout=timeout,
         )
         pace, rule, self._wires = chosen.pace, chosen.rule, chosen.wires
-        cut_up = _fragments(inner_of(model), fragments, rule, self._wires)
+        self._inner = inner_of(model)
+        cut_up = _fragments(self._inner, fragments, rule, self._wires)
         trained = [one.tensor for fragment in cut_up for one in fragment.units[0].block.slices]
         self._ids = {id(tensor) for tensor in trained}
         _require_own(optimizers, self._ids)
@@ -170,7 +171,7 @@ class OuterStep:
             self._wires.reset_residuals,
             lambda: self._guard.resume_from_anchor(),
         )
-        names = {id(p): name for name, p in inner_of(model).named_parameters()}
+        names = {id(p): name for name, p in self._inner.named_parameters()}
         self._guard = Guard(optimizers, {one: names[one] for one in self._ids}, self._core)
         self._is_attached = self._is_swapped = False
         self._has_end_only = every is None
@@ -416,7 +417,7 @@ class OuterStep:
 
     def _require_same_weights(self) -> None:
         """Raises ConfigError if parameters of the model are trained that were not at first."""
-        for name, parameter in inner_of(self._model).named_parameters():
+        for name, parameter in self._inner.named_parameters():
             if parameter.requires_grad and id(parameter) not in self._ids:
                 raise ConfigError(
                     f"OuterStep: {name!r} is trained since it was made, and is not exchanged: "
