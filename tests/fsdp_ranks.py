@@ -40,6 +40,7 @@ class Net(nn.Module):
 
 def sharded(mesh: Any = None, **settings: Any) -> Net:
     model = Net()
+    mesh = mesh or init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model.row:
         fully_shard(layer, mesh=mesh, **settings)
     fully_shard(model, mesh=mesh, **settings)
@@ -72,6 +73,25 @@ def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().float().reshape(-1) for p in whole])
 
 
+def gathered(model: Any) -> torch.Tensor:
+    """All parameters as FSDP gathers them for a forward, rounded or not."""
+    found = []
+    for module in [*model.row, model]:
+        module.unshard()
+    for parameter in model.parameters():
+        found.append(parameter.detach().float().reshape(-1).clone())
+    for module in [*model.row, model]:
+        module.reshard()
+    return torch.cat(found)
+
+
+def alike(values: torch.Tensor) -> bool:
+    """On all ranks, to the bit."""
+    rows = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, values)
+    return all(torch.equal(row, rows[0]) for row in rows)
+
+
 def tell(**values: Any) -> None:
     print(json.dumps(values))
     sys.stdout.flush()
@@ -97,13 +117,13 @@ def over_all_ranks() -> None:
         model = sharded(**({"mp_policy": policy} if name == "narrow" else {}))
         compressed = compress(model, **settings)
         weights = trained(model, world)
-        rows = [torch.empty_like(weights) for _ in range(world)]
-        dist.all_gather(rows, weights)
+        carried = compressed.carried
         tell(
             name=name,
-            alike=all(torch.equal(row, rows[0]) for row in rows),
+            alike=alike(gathered(model)),
             distance=distance(weights, plain),
-            carried=compressed.carried,
+            rounded=distance(gathered(model), weights),
+            carried=carried,
             count=weights.numel(),
         )
     dist.destroy_process_group()
@@ -121,11 +141,9 @@ def across_hosts() -> None:
         model = sharded(mesh)
         compressed = compress(model, gradients, across=across)
         weights = trained(model, 4)
-        rows = [torch.empty_like(weights) for _ in range(4)]
-        dist.all_gather(rows, weights)
         tell(
             name=str(gradients),
-            alike=all(torch.equal(row, rows[0]) for row in rows),
+            alike=alike(weights),
             distance=distance(weights, expected),
             residuals=len(compressed.feedback),
         )
@@ -148,16 +166,17 @@ def _resumes(mesh: Any, across: Any) -> None:
     kept = compressed.state_dict()
     states = get_state_dict(model, optimizer)  # which share memory with these
     ends = []
-    for residuals in (kept, None):
+    for residuals in (kept, {}):
         weights, momentum = copy.deepcopy(states)
         again, other, anew = begin()
         set_state_dict(again, other, model_state_dict=weights, optim_state_dict=momentum)
-        if residuals is not None:
-            anew.load_state_dict(residuals)
+        anew.load_state_dict(residuals)
         train(again, other, 3, 3, 4)
         ends.append(flat(again))
     train(model, optimizer, 3, 3, 4)
     end = flat(model)
+    with pytest.raises(ringcomm.ConfigError, match="each rank saves and loads its own"):
+        compressed.load_state_dict({**kept, "shard": 1 - compressed.shard})
     tell(name="resumes", same=torch.equal(ends[0], end), without=torch.equal(ends[1], end))
 
 
@@ -204,14 +223,20 @@ def refused() -> None:
     dist.init_process_group("gloo")
     whole, model = Net(), sharded()
     comm = ringcomm.init()
+    both = init_device_mesh("cpu", (2, 1), mesh_dim_names=("hosts", "ranks"))
     for text, call in {
         "after fully_shard": lambda: compress(whole),
         "as all gradients on each rank": lambda: compress(model, "int4"),
         "leave weights= out": lambda: compress(model, weights="int8", across=comm),
+        "weights='int4' needs error feedback": lambda: compress(model, weights="int4"),
+        "give a ringcomm.Communicator: 3": lambda: compress(model, across=3),  # type: ignore[arg-type]
+        "a mesh of several dimensions": lambda: compress(sharded(both)),
         "gradients='int3'": lambda: compress(model, "int3"),  # type: ignore[arg-type]
     }.items():
         with pytest.raises(ringcomm.ConfigError, match=text):
             call()
+    with pytest.raises(ringcomm.MismatchError, match="shard is 0 on rank 0 and 1 on rank 1"):
+        compress(model, across=comm)  # of all ranks, whose shards are not the same
     compress(model)
     with pytest.raises(ringcomm.ConfigError, match='a mesh of backend "ringcomm"'):
         train(model, made(model), 0, 1, 1)

@@ -20,6 +20,9 @@ from ringcomm import Communicator, ConfigError
 from ringcomm.torch.optim import Muon
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
+beside_torchs = pytest.mark.skipif(
+    not hasattr(torch.optim, "Muon"), reason="PyTorch has no Muon before 2.9"
+)
 
 SHAPES = ((48, 31), (16, 100), (64, 64), (5, 9), (100, 20))
 EXACT: dict[str, Any] = {"gradients": "none", "updates": "bf16"}
@@ -60,6 +63,7 @@ def distance(held: Parameters, others: Parameters) -> float:
     return max(float((a - b).norm() / (b - start).norm()) for a, b, start in moved)
 
 
+@beside_torchs
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 @pytest.mark.parametrize(
     "settings",
@@ -78,7 +82,7 @@ def test_it_is_torchs_muon_of_the_mean(ranks: int, settings: dict[str, Any]) -> 
             every = [gradient(index, rank, step) for rank in range(ranks)]
             parameter.grad = torch.stack(every).mean(0)
         optimizer.step()
-    assert distance(worlds[0], expected) <= (1e-6 if ranks == 1 else 0.02)
+    assert distance(worlds[0], expected) <= 0.02
 
 
 @pytest.mark.parametrize(
@@ -116,47 +120,20 @@ def test_bytes_of_a_step() -> None:
 
     elements = 8 * 64 * 128
     for sent in run_ranks(2, body):
-        assert sent <= 0.5 * (1.02 + 0.54) * elements + 2000
+        assert 0.5 * 1.5 * elements <= sent <= 0.5 * (1.02 + 0.54) * elements + 2000
 
 
-@pytest.mark.parametrize("codec", ["int8", "int4"])
-def test_a_ranks_own_state_goes_on_to_the_bit(codec: Any) -> None:
-    def body(comm: Communicator) -> tuple[Parameters, Parameters]:
-        held, optimizer = trained(comm, 3, gradients=codec)
-        weights = [p.detach().clone() for p in held]
-        state = optimizer.state_dict()
-        again = parameters()
-        other = Muon(again, comm=comm, gradients=codec)
-        other.load_state_dict(state)
-        with torch.no_grad():
-            for parameter, weight in zip(again, weights, strict=True):
-                parameter.copy_(weight)
-        return (
-            go_on(held, optimizer, comm.rank, 3, 3),
-            go_on(again, other, comm.rank, 3, 3),
-        )
-
-    for held, again in run_ranks(2, body):
-        assert alike([held, again])
-
-
-@pytest.mark.parametrize("codec", ["none", "int4"])
-def test_a_gathered_state_fits_another_world_and_torchs_muon(codec: Any) -> None:
+@beside_torchs
+def test_a_gathered_state_fits_torchs_muon() -> None:
     def save(comm: Communicator) -> tuple[dict[str, Any], list[torch.Tensor]]:
-        held, optimizer = trained(comm, 3, gradients=codec, updates="bf16")
+        held, optimizer = trained(comm, 3, **EXACT)
         return optimizer.gather_state_dict(), [p.detach().clone() for p in held]
 
-    saved = run_ranks(2, save)
-    state, weights = saved[0]
-    for index, kept in saved[1][0]["state"].items():
-        assert torch.equal(kept["momentum_buffer"], state["state"][index]["momentum_buffer"])
-
-    def with_weights() -> Parameters:
-        return [nn.Parameter(weight.clone()) for weight in weights]
+    state, weights = run_ranks(2, save)[0]
 
     def load(comm: Communicator) -> Parameters:
-        held = with_weights()
-        optimizer = Muon(held, comm=comm, gradients=codec, updates="bf16")
+        held = [nn.Parameter(weight.clone()) for weight in weights]
+        optimizer = Muon(held, comm=comm, **EXACT)
         optimizer.load_state_dict(state)
         assert optimizer.steps == 3
         assert optimizer.param_groups[0]["lr"] == 0.05
@@ -164,35 +141,71 @@ def test_a_gathered_state_fits_another_world_and_torchs_muon(codec: Any) -> None
 
     worlds = run_ranks(3, load)
     assert alike(worlds)
-    expected = with_weights()
+    expected = [nn.Parameter(weight.clone()) for weight in weights]
     theirs = torch.optim.Muon(expected)
     theirs.load_state_dict(state)
     go_on(expected, theirs, 0, 3, 2)
-    if codec == "none":
-        assert distance(worlds[0], expected) <= 0.02
-    else:  # the residuals, which torch's Muon does not know, are not lost
-        lacking = [kept["residual"].norm() for kept in state["state"].values()]
-        assert min(lacking) > 0
+    assert distance(worlds[0], expected) <= 0.02
 
 
-def test_a_state_of_other_ranks_or_methods_is_refused() -> None:
+def test_residuals_survive_another_world() -> None:
+    """With all that results lack: of a mean over the ranks, whatever their number."""
+
+    def again(comm: Communicator, state: Any) -> Any:
+        optimizer = Muon(parameters(), comm=comm, gradients="int4")
+        optimizer.load_state_dict(state)
+        return optimizer.gather_state_dict()
+
+    state = run_ranks(2, lambda comm: trained(comm, 3, gradients="int4")[1].gather_state_dict())[0]
+    for found in run_ranks(3, lambda comm: again(comm, state)):
+        for index, kept in state["state"].items():
+            assert kept["residual"].norm() > 0
+            for name, value in kept.items():
+                torch.testing.assert_close(found["state"][index][name], value, rtol=1e-6, atol=1e-7)
+
+
+def test_states_that_do_not_fit() -> None:
     states = run_ranks(2, lambda comm: trained(comm, 1)[1].state_dict())
 
-    def elsewhere(comm: Communicator) -> None:
-        with pytest.raises(ConfigError, match="world of the same size"):
-            trained(comm, 1)[1].load_state_dict(states[0])
-        with pytest.raises(ConfigError, match="none of ringcomm's Muon"):
-            trained(comm, 1)[1].load_state_dict(torch.optim.Muon(parameters()).state_dict())
+    def refuses(comm: Communicator) -> None:
+        optimizer = trained(comm, 1)[1]
+        before = optimizer.state_dict()
+        thin = [nn.Parameter(torch.ones(1, shape[1])) for shape in SHAPES]
+        other = Muon(thin, comm=comm)
+        for parameter in thin:
+            parameter.grad = torch.ones_like(parameter)
+        other.step()
+        for state, text in (
+            (states[0], "world of the same size"),
+            ({"state": {}, "param_groups": []}, "none of ringcomm's Muon"),
+            (other.gather_state_dict(), "momentum_buffer of parameter"),
+        ):
+            with pytest.raises(ConfigError, match=text):
+                optimizer.load_state_dict(state)
+        after = optimizer.state_dict()
+        for index, kept in before["state"].items():
+            assert torch.equal(after["state"][index]["momentum_buffer"], kept["momentum_buffer"])
 
-    run_ranks(1, elsewhere)
+    run_ranks(1, refuses)
 
     def swapped(comm: Communicator) -> None:
-        _, optimizer = trained(comm, 1)
-        with pytest.warns(UserWarning, match="starts from zero"):
-            optimizer.load_state_dict(states[1 - comm.rank])
+        optimizer = trained(comm, 1)[1]
+        optimizer.load_state_dict(states[1 - comm.rank])
         assert not any(kept["momentum_buffer"].any() for kept in optimizer.state.values())
 
-    run_ranks(2, swapped)
+    with pytest.warns(UserWarning, match="starts from zero"):
+        run_ranks(2, swapped)
+
+
+def test_residuals_begin_at_zero_where_a_state_has_none() -> None:
+    state = run_ranks(1, lambda comm: trained(comm, 1)[1].gather_state_dict())[0]
+
+    def load(comm: Communicator) -> None:
+        held, optimizer = trained(comm, 1, gradients="int4")
+        optimizer.load_state_dict(state)
+        go_on(held, optimizer, comm.rank, 1, 1)
+
+    run_ranks(2, load)
 
 
 def test_a_step_that_is_not_finite_on_one_rank_is_left_out_on_all() -> None:
@@ -247,6 +260,9 @@ def test_a_clipped_step_is_one_of_smaller_gradients() -> None:
     [
         ({"lr": -1.0}, "Invalid lr value: -1.0"),
         ({"momentum": -0.1}, "Invalid momentum value: -0.1"),
+        ({"ns_steps": 5.0}, "ns_steps"),
+        ({"ns_coefficients": (1.0, 2.0)}, "give three numbers"),
+        ({"max_norm": 0}, "Invalid max_norm: 0"),
         ({"adjust_lr_fn": "mine"}, "Invalid adjust_lr_fn: 'mine'"),
         ({"gradients": "int3"}, "gradients="),
         ({"compression": "int4"}, "no argument 'compression'"),
@@ -256,6 +272,50 @@ def test_what_is_refused(settings: dict[str, Any], text: str) -> None:
     def body(comm: Communicator) -> None:
         with pytest.raises(ConfigError, match=text):
             Muon(parameters(), comm=comm, **settings)
+
+    run_ranks(1, body)
+
+
+def test_what_overflows_on_the_way_changes_no_momentum() -> None:
+    def body(comm: Communicator) -> Parameters:
+        held, optimizer = trained(comm, 1, gradients="fp16")
+        for parameter in held:
+            parameter.grad = torch.full_like(parameter, 1e5)
+        optimizer.step()
+        assert all(kept["momentum_buffer"].isfinite().all() for kept in optimizer.state.values())
+        return held
+
+    worlds = run_ranks(2, body)
+    assert alike(worlds)
+    assert all(parameter.isfinite().all() for parameter in worlds[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_dtypes_and_groups(dtype: torch.dtype) -> None:
+    def body(comm: Communicator) -> Parameters:
+        held = [nn.Parameter(p.detach().to(dtype)) for p in parameters()]
+        optimizer = Muon(held[:2], 0.05, comm=comm)
+        optimizer.add_param_group({"params": held[2:], "adjust_lr_fn": "match_rms_adamw"})
+        for step in range(3):
+            for index, parameter in enumerate(held):
+                parameter.grad = gradient(index, comm.rank, step).to(dtype)
+            optimizer.step()
+        with pytest.raises(ConfigError, match="Invalid adjust_lr_fn: 'mine'"):
+            optimizer.add_param_group({"params": held[2:], "adjust_lr_fn": "mine"})
+        return held
+
+    worlds = run_ranks(2, body)
+    assert alike(worlds)
+    moved = zip(worlds[0], parameters(), strict=True)
+    assert all(not torch.equal(one.float(), start) for one, start in moved)
+
+
+def test_a_parameter_that_has_changed_its_dtype() -> None:
+    def body(comm: Communicator) -> None:
+        held, optimizer = trained(comm, 1)
+        held[0].data = held[0].data.bfloat16()
+        with pytest.raises(ConfigError, match=r"make the optimizer after model.to\(\)"):
+            optimizer.step()
 
     run_ranks(1, body)
 

@@ -103,14 +103,14 @@ def test_a_block_carries_its_progress_to_the_anchor() -> None:
     at_send, anchor = block.local(), torch.randn(block.count)
     block.anchor = anchor
     block.rebase(at_send)  # no progress: the anchor, to the bit
-    for base, tensor in zip(block.views(anchor), (s.tensor for s in block.slices), strict=True):
+    for base, tensor in zip(block.parts(anchor), (s.tensor for s in block.slices), strict=True):
         assert torch.equal(tensor, base)
     at_send = block.local()
     with torch.no_grad():
         layer.weight += 2.0
     block.rebase(at_send)
-    torch.testing.assert_close(layer.weight.detach(), block.parts(anchor)[0][1] + 2.0)
-    assert torch.equal(layer.bias.detach(), block.parts(anchor)[1][1])
+    torch.testing.assert_close(layer.weight.detach(), block.named(anchor)[0][1] + 2.0)
+    assert torch.equal(layer.bias.detach(), block.named(anchor)[1][1])
 
 
 # ---- paces ----
@@ -192,7 +192,7 @@ def test_a_block_holds_every_element(shapes: list[list[int]], align: int) -> Non
     named = [(f"t{number}", torch.randn(shape)) for number, shape in enumerate(shapes)]
     block = Block(named, align)
     assert block.count % align == 0
-    for (name, part), (_, tensor) in zip(block.parts(block.local()), named, strict=True):
+    for (name, part), (_, tensor) in zip(block.named(block.local()), named, strict=True):
         assert torch.equal(part, tensor), name
     assert float(block.local().abs().sum()) == pytest.approx(
         sum(float(tensor.abs().sum()) for _, tensor in named), rel=1e-4

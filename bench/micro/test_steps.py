@@ -17,22 +17,26 @@ COUNT = LAYERS * WIDTH * WIDTH
 
 @pytest.mark.parametrize("corrected", [False, True])
 def test_trial_step(measure: Callable[..., Any], corrected: bool) -> None:
+    from ringcomm.torch.buckets import GradientSlice
     from ringcomm.torch.correction import Correction
 
     model = torch.nn.ParameterList([torch.zeros(WIDTH, WIDTH) for _ in range(LAYERS)])
     sent, handed = torch.randn(2, COUNT)
-    spans = [
-        (weight, at * WIDTH * WIDTH, (at + 1) * WIDTH * WIDTH) for at, weight in enumerate(model)
+    size = WIDTH * WIDTH
+    bounds = [(at * size, (at + 1) * size) for at in range(LAYERS)]
+    slices = [
+        GradientSlice(weight, start, end, end)
+        for weight, (start, end) in zip(model, bounds, strict=True)
     ]
-    for weight, start, stop in spans:
-        weight.grad = handed[start:stop].view_as(weight)
+    for one in slices:
+        one.tensor.grad = one.of(handed)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     correction = Correction()
     correction.attach(model)
 
     def call() -> None:
         if corrected:
-            correction.note(spans, sent, handed)
+            correction.note(slices, sent, handed)
         optimizer.step()
         if corrected:
             correction.before_forward(model)

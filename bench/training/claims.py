@@ -54,6 +54,8 @@ CLAIMS = (
     Claim("codecs", "int8", "adamw", "margin", 0.005, "T4"),
     Claim("codecs", "int4", "adamw", "margin", 0.01, "T4"),
     Claim("codecs", "muon-int4", "muon", "margin", 0.01),
+    Claim("FSDP2", "fsdp-int8", "fsdp", "margin", 0.01),
+    Claim("FSDP2", "fsdp-hosts-int4", "fsdp", "margin", 0.01),
     Claim("Muon by owner", "muon-owner-int8", "muon", "margin", 0.01, advised=True),
     Claim("Muon by owner", "muon-owner-int4", "muon", "margin", 0.01),
     Claim("codecs, at equal rates", "int8", "adamw", "margin", 0.005, lr=0.01, advised=True),

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,6 +65,7 @@ class Recipe:
         clips: the optimizer clips by itself, as one whose exchange is in its step.
         around: entered before the first step and left behind the last.
         evaluated: a context in which the model has the weights that are to be judged.
+        together: that context is a collective.
         flush: called on all ranks behind the last step; whether it has brought gradients, for
             which there is one step more.
     """
@@ -73,6 +75,7 @@ class Recipe:
     clips: bool = False
     around: Any = dataclasses.field(default_factory=contextlib.nullcontext)
     evaluated: Callable[[], Any] = contextlib.nullcontext
+    together: bool = False
     flush: Callable[[], bool] = lambda: False
 
 
@@ -241,7 +244,45 @@ def published(place: Place, *, freeze: float) -> Recipe:
     return Recipe([optimizer], clips=True)
 
 
-def muon_by_owner(place: Place, *, gradients: Compression) -> Recipe:
+@functools.cache
+def _meshes() -> tuple[Any, Any]:
+    """All ranks, joined by ringcomm, and the two of this rank's host, by gloo."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+    hosts = init_device_mesh("cpu", (2, 2), mesh_dim_names=("hosts", "ranks"))
+    return DeviceMesh.from_group(dist.new_group(backend="ringcomm"), "cpu"), hosts["ranks"]
+
+
+def sharded(place: Place, *, gradients: Any, weights: Any = None, hosts: bool = False) -> Recipe:
+    """FSDP2, of all ranks or of the two of a host, as two hosts."""
+    from torch.distributed.fsdp import fully_shard
+
+    from ringcomm.torch.fsdp import compress
+
+    mesh = _meshes()[hosts]
+    across = place.comm.split(place.comm.rank % 2) if hosts else None
+    parts = [*place.model.blocks, place.model]  # type: ignore[misc]
+    for part in parts:
+        fully_shard(part, mesh=mesh)
+    if gradients is not None or hosts:
+        compress(place.model, gradients, weights, across=across)
+
+    @contextlib.contextmanager
+    def gathered() -> Iterator[None]:
+        for part in parts:
+            part.set_reshard_after_forward(False)
+            part.unshard()
+        yield
+        for part in parts:
+            part.reshard()
+            part.set_reshard_after_forward(part is not place.model)
+
+    around = contextlib.nullcontext() if across is None else across
+    return Recipe(adamw(place.model, place.lr), around=around, evaluated=gathered, together=True)
+
+
+def muon_by_owner(place: Place, *, gradients: str) -> Recipe:
     """ringcomm's Muon for the blocks' matrices; for what is left OneBitAdam, never frozen, at half
     the rate."""
     from ringcomm.torch.optim import Muon, OneBitAdam
@@ -256,7 +297,9 @@ def muon_by_owner(place: Place, *, gradients: Compression) -> Recipe:
         dense=gradients,
         **common,
     )
-    return Recipe([Muon(place.model.hidden(), place.lr, gradients=gradients, **common), rest], clips=True)
+    return Recipe(
+        [Muon(place.model.hidden(), place.lr, gradients=gradients, **common), rest], clips=True
+    )
 
 
 _ADAM: dict[str, Any] = {"kind": "OneBitAdam", "betas": BETAS, "weight_decay": DECAY}
@@ -638,9 +681,27 @@ _OTHER_OPTIMIZERS = (
         MUON,
     ),
     *(
+        Method(name, about, sharded, options, tuned_as="adamw", world="process", sends=sends)
+        for name, about, options, sends in (
+            ("fsdp", "AdamW, FSDP2, float32", {"gradients": None}, 9.0),
+            (
+                "fsdp-int8",
+                "AdamW, FSDP2, gradients and weights at int8",
+                {"gradients": "int8", "weights": "int8"},
+                2.3,
+            ),
+            (
+                "fsdp-hosts-int4",
+                "AdamW, FSDP2 in two hosts, between them int4 with feedback",
+                {"gradients": "int4", "hosts": True},
+                0.27,
+            ),
+        )
+    ),
+    *(
         Method(
             f"muon-owner-{codec}",
-            f"Muon by owner-compute, gradients at {codec}, updates at int4",
+            f"Muon by owner-compute, {codec}, updates at int4, clipped apart",
             muon_by_owner,
             {"gradients": codec},
             MUON,

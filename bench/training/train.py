@@ -180,6 +180,9 @@ class _Rank:
         if last and self.recipe.flush():
             self._update()
         with watch.stopped() if watch else contextlib.nullcontext():
+            if self.comm.rank > 0 and self.recipe.together:
+                with self.recipe.evaluated():
+                    pass
             if self.comm.rank == 0:
                 with self.turn, self.recipe.evaluated():
                     self.model.eval()

@@ -18,12 +18,13 @@ import torch
 from ..codecs import CODECS, Codec
 from ..feedback import ErrorFeedback
 from .named_feedback import COMPRESSIBLE, NamedFeedback
-from .sync.bucket import Bucket, Slice
+from .sync.bucket import Slice
 
 if TYPE_CHECKING:
     from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class GradientSlice(Slice):
     """Elements of a parameter's gradient in DDP's memory."""
 
@@ -32,18 +33,19 @@ class GradientSlice(Slice):
         return in_shape_of(self.tensor, self.elements(flat))
 
 
-class GradientBucket(Bucket[GradientSlice]):
-    """Gradients of some parameters, which DDP has laid end to end; those without elements are not
-    among them.
+@dataclasses.dataclass(frozen=True)
+class GradientBucket:
+    """Gradients of some parameters, which DDP has laid end to end.
 
     Attributes:
         buffer: the gradients, a tensor of one dimension.
+        slices: the place of each parameter's, in order; one without elements has none.
         last: whether it is the last bucket of its step.
     """
 
-    def __init__(self, buffer: torch.Tensor, slices: Sequence[GradientSlice], last: bool) -> None:
-        super().__init__(slices, buffer.dtype, buffer.device)
-        self.buffer, self.last = buffer, last
+    buffer: torch.Tensor
+    slices: Sequence[GradientSlice]
+    last: bool
 
     @classmethod
     def from_ddp(cls, bucket: GradBucket) -> GradientBucket:
@@ -87,7 +89,8 @@ class Parts:
 
     Attributes:
         travelling: all parts, in the order in which every rank must submit them.
-        is_cut: whether results are checked for values that are not finite.
+        is_checked: whether results are checked for values that are not finite: those of a codec of
+            few bits, whose residuals may have to be restored.
     """
 
     def __init__(self, bucket: GradientBucket, codec: Codec, residuals: NamedFeedback) -> None:
@@ -95,8 +98,8 @@ class Parts:
         self._small: list[torch.Tensor] = []
         self._rest: torch.Tensor | None = None
         known = self._buffer.dtype in COMPRESSIBLE
-        self.is_cut = codec.quantises or (residuals.keeps and known)
-        if not self.is_cut:
+        self.is_checked = codec.quantises
+        if not (codec.quantises or (residuals.keeps and known)):
             self.travelling = [Part(self._buffer, codec)]
             return
         self.travelling = self._cut(bucket, codec, residuals)

@@ -61,7 +61,7 @@ class CodecPolicy(Protocol):
         Args:
             report: this rank's figures of the step; other ranks' differ.
             finite: whether no result was found that is not finite, the same on all ranks. Results
-                of none, bf16 and fp16 without residuals are not checked.
+                of none, bf16 and fp16 are not checked.
         """
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,35 +3,40 @@
     fully_shard(model)                                           # shards over all ranks
     compress(model, gradients="int8", weights="int8")
 
-    fully_shard(model, mesh=ranks_of_this_host)                  # shards in a host,
-    compress(model, gradients="int4", across=one_of_each_host)   # its part goes to the other hosts
+    fully_shard(model, mesh=ranks_of_this_host)                  # shards in a host, whose means
+    compress(model, gradients="int4", across=one_of_each_host)   # travel to the other hosts
 
-In the first case weights and gradients travel by codecs, in the second the mean across hosts does.
-The sum of a reduce-scatter is not rounded again. An all-gather gives every rank, the owner too, the
-same decoded weights; the owner's float32 part stays exact, so its rounding errors do not add up.
+In the first case gradients are reduce-scattered and weights all-gathered by codecs. A sum is not
+rounded again; all ranks, the owner too, compute with the same decoded weights, and as the owner's
+own stay exact, rounding errors of weights do not add up. In the second case FSDP works as ever
+inside the host, and its hook averages each shard over the hosts.
 
-Invariants: 16-bit tensors travel by the codec of their float32 values. Tensors that are not of
-floating point travel as they are. All ranks make the same calls in the same order, which is FSDP's.
+Invariants: 16-bit tensors travel by the codec of their float32 values; tensors that no codec takes
+travel as they are. All ranks make the same calls in the same order, which is FSDP's. A call returns
+when its result is there, as FSDP follows collectives by streams alone.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ..codecs import Codec, Compression, parse
 from ..communicator import Communicator
+from ..core.work import Work
 from ..errors import ConfigError, naming
 from ..feedback import FeedbackStore
-from .argument_checks import takes
+from .argument_checks import require, takes
 from .group import group_behind
-from .ops import core_op
+from .ops import as_reduced, reduction
+from .sync.agreement import require_alike
 from .sync.pending import Pending
+from .tensors import as_moved
 from .wrapped import plain_name
+
+_COMPRESSIBLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @takes()
@@ -42,94 +47,131 @@ def compress(
     *,
     across: Communicator | None = None,
 ) -> Compressed:
-    """Compresses what FSDP2 exchanges for a model.
+    """Compresses what FSDP2 exchanges for a model. With ``across`` a collective of its ranks.
 
     Args:
-        model: with ``fully_shard`` applied to it, to parts of it, or both. Modules that are sharded
-            later are not compressed.
+        model: with ``fully_shard`` applied to it, to parts of it, or both, over a mesh of one
+            dimension. Modules that are sharded later are not compressed.
         gradients: codec of the gradients. Without ``across`` one that needs no error feedback:
             residuals would take the memory that sharding has saved.
-        weights: codec of the weights that are gathered; None: they are not rounded. With ``across``
-            they stay in the host, and it must be None.
-        across: the communicator of the ranks with the same shard, one on each host, if the model is
-            sharded over the ranks of a host. Its mean completes FSDP's. None: the model is sharded
-            over a group of backend "ringcomm".
+        weights: codec of the weights that are gathered, one that needs no error feedback; None:
+            they are not rounded. With ``across`` they stay in the host, and it must be None.
+        across: the communicator of the ranks that have the same shard, one on each host, if the
+            model is sharded over the ranks of a host. Weights must be the same on all hosts at the
+            start. None: the model is sharded over a group of backend "ringcomm".
 
     Returns:
         The residuals, for a checkpoint, and the bytes that this rank has sent.
 
-    Raises ConfigError for a model without ``fully_shard``, and for settings that cannot work.
+    With ``across`` each backward crosses the hosts, unless ``set_requires_gradient_sync(False)``.
+    With a GradScaler set ``.feedback.loss_scale`` of the result to its scale before each backward.
+
+    Raises ConfigError for a model without ``fully_shard``, and for settings that cannot work;
+    MismatchError if ranks of ``across`` have other shards or settings.
     """
     found = _sharded(model)
-    if not found:
-        raise ConfigError(
-            "compress() takes a model after fully_shard(), and this has no part of it"
-        )
-    if not hasattr(torch.distributed.fsdp.FSDPModule, "set_custom_all_gather"):
-        raise ConfigError("compress() needs PyTorch 2.9 or later, of which FSDP2 takes exchanges")
-    codec, compressed = parse(gradients, "gradients="), Compressed(across)
-    if across is None:
-        if codec.needs_feedback:
-            raise ConfigError(
-                f"gradients={codec.name!r} needs error feedback, whose residuals would be as large "
-                "as all gradients on each rank: give int8 or fp8, or shard in a host, with across="
-            )
-        for module in found.values():
-            module.set_force_sum_reduction_for_comms(True)  # a mean by FSDP's own division
-            module.set_custom_reduce_scatter(_ReduceScatter(codec, compressed))
-            module.set_custom_all_gather(_AllGather(parse(weights, "weights="), compressed))
+    codec, rounded = parse(gradients, "gradients="), parse(weights, "weights=")
+    is_comm = across is None or isinstance(across, Communicator)
+    require("across, give a ringcomm.Communicator", repr(across), is_comm)
+    require(
+        "with across= weights are gathered in the host: leave weights= out",
+        None,
+        not (weights and across),
+    )
+    require(
+        f"weights={weights!r} needs error feedback: give int8 or fp8",
+        None,
+        not rounded.needs_feedback,
+    )
+    meshes = {
+        parameter.device_mesh
+        for parameter in model.parameters()
+        if hasattr(parameter, "device_mesh")
+    }
+    require(
+        "the model is sharded over a mesh of several dimensions, whose own all-reduce no codec "
+        "takes: shard it over the ranks of a host alone, and give across= for the hosts",
+        None,
+        len(meshes) == 1 and all(mesh.ndim == 1 for mesh in meshes),
+    )
+    mesh = meshes.pop()
+    compressed = Compressed(across, mesh.get_local_rank(), mesh.size())
+    if across is not None:
+        about = {"gradients": codec.name, "shard": compressed.shard, "shards": compressed.shards}
+        with naming("compress() across hosts"):
+            require_alike(across, about)
+        for name, module in found.items():
+            module.set_all_reduce_hook(compressed.mean_of(name, codec, across))
+            if codec.needs_feedback and hasattr(module, "set_reduce_scatter_unused_params"):
+                module.set_reduce_scatter_unused_params(True)  # a shard is always of one size
         return compressed
-    if weights is not None:
-        raise ConfigError("with across= weights are gathered in the host: leave weights= out")
-    for name, module in found.items():
-        module.set_all_reduce_hook(compressed.mean_of(name, codec, across))
+    require(
+        f"gradients={codec.name!r} needs error feedback, whose residuals would be as large as all "
+        "gradients on each rank: give int8 or fp8, or shard in a host, with across=",
+        None,
+        not codec.needs_feedback,
+    )
+    for module in found.values():
+        module.set_custom_reduce_scatter(_ReduceScatter(codec, compressed))
+        module.set_custom_all_gather(_AllGather(rounded, compressed))
     return compressed
 
 
-@dataclasses.dataclass
 class Compressed:
-    """What ``compress`` has made of a model.
+    """Result of ``compress``.
 
     Attributes:
+        shard, shards: number of this rank's shard, and of all.
         feedback: residuals of the gradients, by the modules' names; only with ``across``.
         carried: bytes that this rank has sent, over links or through shared memory.
     """
 
-    across: Communicator | None
-    feedback: FeedbackStore = dataclasses.field(default_factory=FeedbackStore)
-    carried: int = 0
+    def __init__(self, across: Communicator | None, shard: int, shards: int) -> None:
+        self._across, self.shard, self.shards = across, shard, shards
+        self.feedback = FeedbackStore()
+        self.carried = 0
 
-    def mean_of(
-        self, name: str, codec: Codec, across: Communicator
-    ) -> Callable[[torch.Tensor], None]:
-        """Returns a hook that averages the shard of a module's gradients over the hosts."""
+    def state_dict(self) -> dict[str, Any]:
+        """State of this rank: the residuals of its shard. Nothing is sent; for the same rank of a
+        world of the same size. Empty without ``across``."""
+        if self._across is None:
+            return {}
+        residuals = self.feedback.state_dict(self._across)
+        return {"shard": self.shard, "shards": self.shards, "feedback": residuals}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what ``state_dict`` returned. Raises ConfigError for a state of another shard,
+        or in a world of another size."""
+        there = state.get("shard", self.shard), state.get("shards", self.shards)
+        if there != (self.shard, self.shards):
+            raise ConfigError(
+                f"the state has the residuals of shard {there[0]} of {there[1]}, and this rank has "
+                f"shard {self.shard} of {self.shards}: each rank saves and loads its own"
+            )
+        if self._across is not None and state:
+            self.feedback.load_state_dict(state["feedback"], self._across, strict=False)
+
+    # ---- what FSDP calls ----
+
+    def mean_of(self, name: str, codec: Codec, across: Communicator) -> Any:
+        """Returns a hook that averages a module's gradients over the hosts."""
 
         def mean(shard: torch.Tensor) -> None:
-            flat = shard.float().view(-1)
+            flat = _as_sent(shard, codec).view(-1)
             feedback = self.feedback[name] if codec.needs_feedback else None
             with naming("the exchange of gradients across hosts"):
                 pending = Pending(across, flat, codec, feedback)
-                pending.wait()
-            if not pending.is_finite:  # the residuals of before are worth more than NaN
-                pending.undo()
-            shard.copy_(flat.view(shard.shape))
+                shard.copy_(pending.wait().view(shard.shape))
+            if shard.is_cuda:  # FSDP frees it by another stream
+                shard.record_stream(torch.cuda.current_stream(shard.device))
             self.count(pending.work)
 
         return mean
 
-    def count(self, work: Any) -> None:
+    def count(self, work: Work) -> None:
         """Counts the bytes of a finished collective."""
         stats = work.stats()
         self.carried += stats.sent_bytes + stats.shared_bytes
-
-    def state_dict(self) -> dict[str, Any]:
-        """State of this rank: its residuals. Nothing is sent; for the same rank of a world of the
-        same size."""
-        return self.feedback.state_dict(self.across)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what ``state_dict`` returned. Raises ConfigError in a world of another size."""
-        self.feedback.load_state_dict(state, self.across, strict=False)
 
 
 class _Exchange:
@@ -149,33 +191,28 @@ class _Exchange:
         if behind is None:
             raise ConfigError(
                 'compress() needs a mesh of backend "ringcomm": init_process_group("ringcomm"), or '
-                "shard in the host and give across="
+                "shard in a host, and give across="
             )
         return behind.comm
 
-    def _own(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor as it travels: float32, unless it is wider or of no floating point."""
-        is_narrow = tensor.is_floating_point() and tensor.element_size() < 4
-        return tensor.float() if is_narrow and self._codec.name != "none" else tensor
-
 
 class _ReduceScatter(_Exchange):
-    """Sums gradients, and leaves each rank its part."""
+    """Reduces gradients, and leaves each rank its part."""
 
     def __call__(
         self,
         output_tensor: torch.Tensor,
         input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
+        group: Any,
         op: Any,
         async_op: bool = False,
     ) -> None:
-        codec: Any = self._codec.name
-        name: Any = core_op(getattr(op, "op", op), input_tensor.dtype)
+        how, sent = reduction(op, input_tensor), _as_sent(input_tensor, self._codec)
+        if how.factor is not None:
+            sent = sent * how.factor
+        settings: Any = {"op": how.op, "compression": self._codec.name, "feedback": False}
         with naming("FSDP's exchange of gradients"):
-            work = self._comm(group).reduce_scatter(
-                self._own(input_tensor), name, compression=codec, feedback=False, async_op=True
-            )
+            work = self._comm(group).reduce_scatter(as_reduced(sent), async_op=True, **settings)
             output_tensor.copy_(work.wait())
         self._compressed.count(work)
 
@@ -187,21 +224,43 @@ class _AllGather(_Exchange):
         self,
         output_tensor: torch.Tensor,
         input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
+        group: Any,
         async_op: bool = False,
     ) -> None:
-        codec: Any = self._codec.name if input_tensor.is_floating_point() else None
+        comm, codec = self._comm(group), self._codec
+        # A smaller group gathers anew, for backward, what was rounded for forward.
+        is_rounded = (
+            input_tensor.dtype in _COMPRESSIBLE and comm.world_size == self._compressed.shards
+        )
+        settings: Any = {"compression": codec.name if is_rounded else None, "feedback": False}
+        sent = _as_sent(input_tensor, codec) if is_rounded else as_moved(input_tensor)
         with naming("FSDP's exchange of weights"):
-            work = self._comm(group).allgather(
-                self._own(input_tensor), compression=codec, feedback=False, async_op=True
-            )
-            output_tensor.copy_(work.wait().view(-1))
+            work = comm.allgather(sent, async_op=True, **settings)
+            target = output_tensor if is_rounded else as_moved(output_tensor)
+            target.copy_(work.wait().view(-1))
         self._compressed.count(work)
 
 
-def _sharded(model: torch.nn.Module) -> dict[str, Any]:
-    """Returns the parts of a model that fully_shard was applied to, by name."""
-    from torch.distributed.fsdp import FSDPModule  # which takes a second to import
+def _as_sent(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:
+    """Returns what a codec takes in place of a tensor: the same, or float32 values of 16-bit ones;
+    a copy in any case but codec none."""
+    if codec.name == "none":
+        return tensor
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
 
+
+def _sharded(model: torch.nn.Module) -> dict[str, Any]:
+    """Returns the parts of a model that fully_shard was applied to, by name. Raises ConfigError if
+    there are none, or PyTorch's FSDP2 takes no exchange."""
+    from torch.distributed import fsdp  # which takes a second to import
+
+    kind: Any = getattr(fsdp, "FSDPModule", None)
+    if not hasattr(kind, "set_custom_all_gather"):
+        raise ConfigError("compress() needs PyTorch 2.9 or later, whose FSDP2 takes exchanges")
     named = model.named_modules()
-    return {plain_name(name): one for name, one in named if isinstance(one, FSDPModule)}
+    found = {plain_name(name): one for name, one in named if isinstance(one, kind)}
+    if not found:
+        raise ConfigError(
+            "compress() takes a model after fully_shard(), and this has no part of it"
+        )
+    return found

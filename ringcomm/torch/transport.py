@@ -103,7 +103,7 @@ class FlatTransport:
         self._comm = comm
 
     def bind(self, account: Account, residuals: NamedFeedback) -> None:
-        self._account, self._residuals = account, residuals
+        self._account, self.residuals = account, residuals
 
     @property
     def comm(self) -> Communicator:
@@ -126,18 +126,18 @@ class FlatTransport:
         """Does nothing."""
 
     def launch(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
-        pending = _BucketFuture(self, bucket, self._account)
-        parts = Parts(bucket, codec, self._residuals)
+        means = _BucketFuture(self, bucket, self._account)
+        parts = Parts(bucket, codec, self.residuals)
         with naming(_EXCHANGE):
             for part in parts.travelling:
-                self._residuals.add(pending.submit(self.comm, part))
+                means.submit(self.comm, part)
 
         def arrived() -> None:
             parts.unpack()
-            if parts.is_cut:
-                self._residuals.add_nonfinite_flag(NonFiniteFlag(pending.probes))
+            if parts.is_checked:
+                self.residuals.add_nonfinite_flag(NonFiniteFlag(means.probes))
 
-        return pending.future(arrived)
+        return means.future(arrived)
 
     def kept_of(self, parameter: torch.Tensor) -> int:
         """Returns the number of all elements."""
@@ -169,14 +169,14 @@ class _BucketFuture:
         """Elements that are finite only if all means are."""
         return [one.probe for one in self._pending]
 
-    def submit(self, comm: Communicator, part: Part) -> Pending:
+    def submit(self, comm: Communicator, part: Part) -> None:
         """Starts the mean of a part of the bucket."""
         with self._lock:
             self._open += 1
         pending = Pending(comm, part.tensor, part.codec, part.feedback)
+        self._transport.residuals.add(pending)
         self._pending.append(pending)
         pending.work.call_back(self._over)
-        return pending
 
     def _over(self, _: Work | None) -> None:
         with self._lock:

@@ -255,7 +255,7 @@ class Trip:
             _all_gather(table, self._shard, group=self._grid.group, async_op=True).wait()
             self._rows.unpack()
             self._parts.unpack()
-            if self._parts.is_cut:
+            if self._parts.is_checked:
                 self._transport.residuals.add_nonfinite_flag(self._nonfinite_flag())
 
     def _nonfinite_flag(self) -> NonFiniteFlag:

@@ -214,7 +214,7 @@ class Frozen(Rule):
             return ()
         step, group = max(span.step for span in spans), spans[0].group
         if self.freeze.is_due(step):
-            squares = [view for s in spans for view in s.views(s.state["exp_avg_sq"])]
+            squares = [view for s in spans for view in s.parts(s.state["exp_avg_sq"])]
             size = sum(map(total, squares))
             self.freeze.look(step, size / (1 - power(group["betas"][1], step)), float(group["lr"]))
         if not self._frozen and self.freeze.step is not None and step >= self.freeze.step:

@@ -127,7 +127,7 @@ def mask(span: Span | Tile, values: torch.Tensor) -> torch.Tensor:
 def with_decay(span: Span, update: torch.Tensor) -> list[torch.Tensor]:
     """Returns u + wd p of each parameter: views of the update, to which the decay is added in
     place."""
-    updates = span.present_views(update)
+    updates = span.views(update)
     if span.group["weight_decay"] != 0:
         torch._foreach_add_(
             updates, torch._foreach_mul(span.parameters, span.group["weight_decay"])
@@ -140,4 +140,4 @@ def move(span: Span, update: torch.Tensor) -> None:
     group, parameters = span.group, span.parameters
     if group["weight_decay"] != 0:
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-    torch._foreach_sub_(parameters, span.present_views(update.mul_(group["lr"])))
+    torch._foreach_sub_(parameters, span.views(update.mul_(group["lr"])))

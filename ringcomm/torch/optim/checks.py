@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from ... import codecs
 from ...core.calls import is_number
 from ...errors import TensorError
-from ..argument_checks import require
+from ..argument_checks import require, require_whole
 
 #: Removed arguments of the 1-bit optimizers and their replacements; see ``names_arguments``.
 REMOVED = {
@@ -41,6 +42,23 @@ def require_adam(lr: float, betas: tuple[float, float], eps: float, weight_decay
     require("epsilon value", eps, at_least(eps, 0.0))
     require_betas(betas)
     require("weight_decay value", weight_decay, at_least(weight_decay, 0.0))
+
+
+def require_max_norm(max_norm: float | None) -> None:
+    """Raises ConfigError unless it is None or a positive number."""
+    fits = max_norm is None or (at_least(max_norm, 0) and max_norm > 0)
+    require("max_norm", repr(max_norm), fits)
+
+
+def require_muon(group: Mapping[str, Any]) -> None:
+    """Raises ConfigError for hyperparameters that torch.optim.Muon refuses, or fails by later."""
+    for name in ("lr", "momentum", "weight_decay", "eps"):
+        require(f"{name} value", group[name], at_least(group[name], 0.0))
+    require_whole("ns_steps", group["ns_steps"], 0)
+    coefficients, adjusts = group["ns_coefficients"], group["adjust_lr_fn"]
+    are_three = len(coefficients) == 3 and all(map(is_number, coefficients))
+    require("ns_coefficients, give three numbers", repr(coefficients), are_three)
+    require("adjust_lr_fn", repr(adjusts), adjusts in (None, "original", "match_rms_adamw"))
 
 
 def codec_name(compression: str | None, what: str = "compression=") -> str:

@@ -1,9 +1,10 @@
 """ExchangingOptimizer: an optimizer whose step contains the exchange between the ranks.
 
     WireOptimizer      averages its own state, a span at a time               wire.py
+    Muon               has each matrix's update computed by its owner         muon.py
     SparseOptimizer    sends the largest blocks of gradients by buckets       torch/sparse
 
-The buckets of parameters (Span, HostBucket) are laid out here, and Overlap launches their
+The buckets of parameters (Span, Owned, HostBucket) are laid out here, and Overlap launches their
 exchanges; the subclass does the rest.
 
 Invariants: all ranks have the same parameters when the optimizer is made, and lay out the same
@@ -187,9 +188,10 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
             refuse_others({id(one.parameter) for one in self._indexed()}, type(self).__name__)
 
     def _agree(self, max_norm: float | None = None) -> Verdict:
-        """Agrees with all ranks on this step; ``max_norm`` as in WireOptimizer."""
+        """Agrees with all ranks on this step, and counts one that is left out; ``max_norm`` as in
+        WireOptimizer."""
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        return agree(
+        verdict = agree(
             self._comm,
             [place.gradient() for span in self._spans for place in span.slices],
             loss_scale=1.0 if scale is None else float(scale),
@@ -197,6 +199,9 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
             max_norm=max_norm,
             alike=self._alike(),
         )
+        if not verdict.finite:
+            self._skip("the step is left out", warn=found_inf is None)
+        return verdict
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -215,11 +220,10 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
                 "trained? Make the optimizer when the model is final, and on its device"
             )
 
-    def _skip(self, what: str) -> None:
-        """Counts a skipped step or part of it, and warns of the first one, unless a GradScaler has
-        found it."""
+    def _skip(self, what: str, warn: bool = True) -> None:
+        """Counts a skipped step or part of it, and warns of the first one."""
         self.skipped += 1
-        if self.skipped == 1 and getattr(self, "found_inf", None) is None:
+        if self.skipped == 1 and warn:
             warn_caller(
                 f"a gradient is not finite: {what} on all ranks (the optimizer's attribute "
                 "skipped counts them)"

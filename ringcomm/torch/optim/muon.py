@@ -7,13 +7,13 @@
     |         all-gather of u, at int4
     all       p = (1 - lr weight_decay) p - lr' u
 
-NS is Newton-Schulz's iteration in bfloat16, lr' = lr sqrt(max(1, rows / columns)) unless
-``adjust_lr_fn`` says otherwise; both as in torch.optim.Muon (Jordan et al., 2024). Each rank does
-its share of NS. A step sends a byte of each gradient and half a byte of each update. Rounding
-errors of updates are not kept: the next update is of another momentum.
+NS is Newton-Schulz's iteration in bfloat16, lr' = lr sqrt(max(1, rows / columns)), both as in
+torch.optim.Muon (Jordan et al., 2024); or lr' = .2 lr sqrt(max(rows, columns)), which
+adjust_lr_fn="match_rms_adamw" takes (Liu et al., 2025). Each rank does its share of NS. Rows are as
+long as the longest, of which a step sends a byte of each gradient and half a byte of each update.
+Rounding errors of updates are not kept: the next update is of another momentum.
 
-Invariants: all ranks apply the same decoded update by operations of one rounding each, so their
-parameters are equal to the bit. Who owns a matrix follows from the matrices' sizes alone.
+Invariants: all ranks apply the same decoded update by operations that round once: equal bits.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from ...core.work import Work
 from ...errors import naming
 from ...exact import is_exact, is_own, place_of
 from ..argument_checks import require, takes
+from ..tensors import all_finite
 from . import saved
 from .arithmetic import orthogonalized
-from .checks import at_least, codec_name
+from .checks import codec_name, require_max_norm, require_muon
 from .exchanging import ExchangingOptimizer
 from .owned import Owned
 from .span import IndexedParameter, filled
@@ -42,15 +43,12 @@ class Muon(ExchangingOptimizer[Owned, Any]):
     """torch.optim.Muon, of which each rank computes the updates of its own matrices.
 
     Args:
-        params: matrices; vectors, embeddings and the last layer are for another optimizer.
+        params: matrices, 16-bit ones without a master copy; all else is for another optimizer.
         lr, weight_decay, momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn: as in
             torch.optim.Muon.
         gradients: codec of the gradients, with error feedback if it needs that.
         updates: codec of the updates; bf16 rounds nothing.
-        max_norm, comm: as in WireOptimizer.
-
-    Attributes:
-        carried: as in WireOptimizer.
+        max_norm, comm, and the attribute ``carried``: as in WireOptimizer.
 
     Raises ConfigError for a parameter that is no matrix, and what ExchangingOptimizer raises.
     """
@@ -73,19 +71,19 @@ class Muon(ExchangingOptimizer[Owned, Any]):
         max_norm: float | None = None,
         comm: Communicator | None = None,
     ) -> None:
-        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "eps": eps}
-        for name, value in {**defaults, "max_norm": max_norm or 0.0}.items():
-            require(f"{name} value", value, at_least(value, 0.0))
-        adjusts = adjust_lr_fn in (None, "original", "match_rms_adamw")
-        require("adjust_lr_fn", repr(adjust_lr_fn), adjusts)
-        settings = {"ns_coefficients": ns_coefficients, "ns_steps": ns_steps, "nesterov": nesterov}
+        require_max_norm(max_norm)
+        rates = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "eps": eps}
+        others = {"ns_coefficients": ns_coefficients, "ns_steps": ns_steps, "nesterov": nesterov}
         self._max_norm, self.carried = max_norm, 0
         self._codec = parse(codec_name(gradients, "gradients="))
         self._updates: Any = codec_name(updates, "updates=")
         fixed = {"gradients": self._codec.name, "updates": self._updates, "max_norm": max_norm}
-        super().__init__(
-            params, {**defaults, **settings, "adjust_lr_fn": adjust_lr_fn}, comm, False, fixed
-        )
+        defaults = {**rates, **others, "adjust_lr_fn": adjust_lr_fn}
+        super().__init__(params, defaults, comm, False, fixed)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        require_muon({**self.defaults, **param_group})
+        super().add_param_group(param_group)
 
     def _refuse(self, parameter: torch.Tensor) -> None:
         super()._refuse(parameter)
@@ -94,16 +92,18 @@ class Muon(ExchangingOptimizer[Owned, Any]):
     # ---- a step ----
 
     def _step(self) -> None:
+        places = [place for owned in self._spans for place in owned.slices]
+        for place in places:
+            place.mark()  # which refuses a parameter that has changed its dtype or device
         verdict = self._agree(self._max_norm)
         if not verdict.finite:
-            self._skip("the step is left out")
             return
         self.steps += 1
-        places = [place for owned in self._spans for place in owned.slices]
         present = {place.index for place, here in zip(places, verdict.present, strict=True) if here}
         for owned in self._spans:
-            updates = self._updates_of(owned, self._mean(owned, verdict.factor), present)
-            codec = self._updates
+            if present.isdisjoint(owned.indices):
+                continue
+            updates, codec = self._updates_of(owned, verdict.factor, present), self._updates
             work = self._comm.allgather(updates, compression=codec, feedback=False, async_op=True)
             flat = self._wait(work).view(-1)
             for place in owned.slices:
@@ -111,26 +111,25 @@ class Muon(ExchangingOptimizer[Owned, Any]):
                     _move(place.tensor.detach(), place.of(flat), self.param_groups[owned.group])
         self._require_active(verdict.has_any)
 
-    def _mean(self, owned: Owned, factor: float) -> torch.Tensor:
-        """Returns this rank's row of the mean gradients."""
-        flat = owned.zeros()
+    def _updates_of(self, owned: Owned, factor: float, present: Collection[int]) -> torch.Tensor:
+        """Returns this rank's row of the updates, after advancing its momentum."""
+        flat, group = owned.zeros(), self.param_groups[owned.group]
         owned.gather((place.gradient() for place in owned.slices), flat)
         owned.fill_padding(flat.mul_(factor))
         settings: Any = {"compression": self._codec.name, "feedback": owned.feedback or False}
-        return self._wait(self._comm.reduce_scatter(flat, "avg", async_op=True, **settings))
-
-    def _updates_of(
-        self, owned: Owned, mean: torch.Tensor, present: Collection[int]
-    ) -> torch.Tensor:
-        """Returns this rank's row of the updates, after advancing its momentum."""
-        updates, group = torch.zeros_like(mean), self.param_groups[owned.group]
-        for place in owned.own:
+        mean = self._wait(self._comm.reduce_scatter(flat, "avg", async_op=True, **settings))
+        updates = owned.own.zeros()
+        if not all_finite(mean):  # 16-bit sums have overflowed: all ranks take a zero update
+            return updates
+        for place in owned.own.slices:
+            gradient, moment = place.of(mean), place.of(owned.momentum)
+            if place.index in present or owned.feedback is not None:  # residuals come without, too
+                moment.lerp_(gradient, 1 - group["momentum"])
             if place.index in present:
-                gradient = place.of(mean)
-                moment = place.of(owned.momentum).lerp_(gradient, 1 - group["momentum"])
                 step = gradient.lerp(moment, group["momentum"]) if group["nesterov"] else moment
                 settings = group["ns_coefficients"], group["ns_steps"], group["eps"]
                 place.of(updates).copy_(orthogonalized(step, *settings))
+        owned.own.fill_padding(updates)
         return updates
 
     def _wait(self, work: Work) -> torch.Tensor:
@@ -145,13 +144,15 @@ class Muon(ExchangingOptimizer[Owned, Any]):
         return "Muon"
 
     def _add(self, new: Sequence[IndexedParameter]) -> None:
-        self._lay_out(filled(new, math.inf))
+        self._use([*self._spans, *(self._owned(held) for held in filled(new, math.inf))])
 
-    def _lay_out(self, shares: Sequence[Sequence[IndexedParameter]]) -> None:
-        for held in shares:
-            owned = Owned(held, self._comm, keeps=self._codec.needs_feedback)
-            self._spans.append(owned)
-            for place in owned.own:
+    def _owned(self, held: Sequence[IndexedParameter]) -> Owned:
+        return Owned(held, self._comm, keeps=self._codec.needs_feedback)
+
+    def _use(self, every: list[Owned]) -> None:
+        self._spans = every
+        for owned in every:
+            for place in owned.own.slices:
                 self.state[place.tensor] = {"momentum_buffer": place.of(owned.momentum)}
 
     def _state(self, **own: Any) -> dict[str, Any]:
@@ -181,15 +182,14 @@ class Muon(ExchangingOptimizer[Owned, Any]):
         hyperparameters and counts.)
         """
         own, every = saved.require_method(state_dict, "Muon"), self._indexed()
-        shares = [saved.held_by(indices, every) for indices in own["layout"]]
-        feedback = own.get("feedback", [None] * len(shares))
-        is_others = is_exact(own) and not is_own(own, place_of(self._comm), "Muon")
+        found = [self._owned(saved.held_by(indices, every)) for indices in own["layout"]]
+        if not is_exact(own) or is_own(own, place_of(self._comm), "Muon"):
+            for owned, feedback in zip(
+                found, own.get("feedback", [None] * len(found)), strict=True
+            ):
+                owned.load(state_dict["state"], feedback)
         self._load_common(state_dict, own)
-        self._spans = []
-        self._lay_out(shares)
-        if not is_others:
-            for owned, residuals in zip(self._spans, feedback, strict=True):
-                owned.load(state_dict["state"], residuals)
+        self._use(found)
 
 
 def _move(parameter: torch.Tensor, update: torch.Tensor, group: Mapping[str, Any]) -> None:

@@ -16,7 +16,8 @@ import torch
 from ...codecs import BLOCK
 from ...communicator import Communicator
 from ...feedback import ErrorFeedback
-from ..sync.bucket import Bucket
+from ..sync.bucket import Bucket, master_dtype
+from . import saved
 from .span import IndexedParameter, Place, places_of
 
 Kept = Mapping[int, Mapping[str, torch.Tensor]]
@@ -26,14 +27,15 @@ class Owned(Bucket[Place]):
     """Matrices of a parameter group in flat memory, with the momentum of this rank's.
 
     Args:
+        held: the matrices, of one dtype and device.
         keeps: whether the gradients' codec needs feedback.
 
     Attributes:
         group: the number of the parameter group.
         indices: numbers of the parameters, as given.
-        own: places of this rank's matrices in its row.
-        momentum: this rank's row of it.
-        feedback: residuals of the gradients, if they are kept.
+        own: this rank's row.
+        momentum: this rank's momentum, a flat tensor of a row.
+        feedback: residuals of the gradients, of all rows, if they are kept.
     """
 
     def __init__(
@@ -43,10 +45,12 @@ class Owned(Bucket[Place]):
         rows = [places_of(share, BLOCK) for share in shared_out(held, comm.world_size)]
         length = max(row[-1].stop for row in rows if row)
         slices = [place.moved(at * length) for at, row in enumerate(rows) for place in row]
-        super().__init__(slices, torch.float32, held[0].parameter.device)
-        self._comm = comm
-        self.own, self.count = rows[comm.rank], comm.world_size * length
-        self.momentum = torch.zeros(length, device=self.device)
+        first = held[0].parameter
+        super().__init__(slices, master_dtype(first.dtype), first.device)
+        self._comm, self.count = comm, comm.world_size * length
+        self.own = Bucket(rows[comm.rank], self.dtype, self.device)
+        self.own.count = length
+        self.momentum = self.own.zeros()
         self.feedback = ErrorFeedback(self.count) if keeps else None
 
     def gathered(self) -> dict[int, dict[str, torch.Tensor]]:
@@ -61,16 +65,24 @@ class Owned(Bucket[Place]):
 
     def load(self, kept: Kept, feedback: Mapping[str, Any] | None) -> None:
         """Takes what ``gathered`` returned; or, with this rank's own residuals, the momentum of its
-        matrices."""
-        for place in self.own:
-            place.of(self.momentum).copy_(kept[place.index]["momentum_buffer"])
-        if self.feedback is not None and feedback is not None:
-            self.feedback.load_state_dict(feedback, self._comm)
-        elif self.feedback is not None:
-            worker = torch.zeros(self.count)
+        matrices. Raises ConfigError for a state of other matrices."""
+        for place in self.own.slices:
+            place.of(self.momentum).copy_(saved_value(kept, place, "momentum_buffer"))
+        if self.feedback is None:
+            return
+        if feedback is None:
+            zeros = [torch.zeros(self.count, dtype=torch.float32, device="cpu") for _ in range(2)]
             for place in self.slices:
-                place.of(worker).copy_(kept[place.index]["residual"])
-            self.feedback.load(worker.numpy(), worker.numpy()[:0], 0)
+                if "residual" in kept.get(place.index, {}):
+                    place.of(zeros[0]).copy_(saved_value(kept, place, "residual"))
+            common = {"format": 1, "op": "avg", "loss_scale": 1.0}
+            feedback = {**common, "worker": zeros[0], "owner": zeros[1]}
+        self.feedback.load_state_dict(feedback, self._comm)
+
+
+def saved_value(kept: Kept, place: Place, name: str) -> torch.Tensor:
+    value = kept.get(place.index, {}).get(name)
+    return saved.shaped(value, place.tensor, place.index, name)
 
 
 def shared_out(parameters: Sequence[IndexedParameter], ranks: int) -> list[list[IndexedParameter]]:

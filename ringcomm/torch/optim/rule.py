@@ -5,7 +5,7 @@
         def exchanges(self, step):          return (Exchange("gradient", "int4"),)
         def outgoing(self, what, span, out): out.copy_(span.gradient)
         def update(self, span, means):
-            steps = span.present_views(means["gradient"].mul_(span.group["lr"]))
+            steps = span.views(means["gradient"].mul_(span.group["lr"]))
             torch._foreach_sub_(span.parameters, steps)
 
 Invariants that a rule keeps: ``exchanges`` and ``finish`` depend only on values that are alike on

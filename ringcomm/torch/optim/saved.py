@@ -116,7 +116,7 @@ def read_spans(
                 value = saved.get(place.index, {}).get(name)
                 if name == "master" and value is None:
                     continue  # saved from float32 parameters, which have no master copy
-                span.load(name, place.index, _shaped(value, place.tensor, place.index, name))
+                span.load(name, place.index, shaped(value, place.tensor, place.index, name))
         for flat in span.state.values():
             span.fill_padding(flat)
     return spans
@@ -155,17 +155,18 @@ def read_adam(
     for index, one in kept.items():
         if not 0 <= index < len(parameters):
             raise ConfigError(f"the state is of another model: it has a parameter {index}")
-        shaped = {
-            name: _shaped(one[name], parameters[index].parameter, index, name)
+        moments = {
+            name: shaped(one[name], parameters[index].parameter, index, name)
             for name in ("exp_avg", "exp_avg_sq")
         }
-        found[index] = {**shaped, "step": int(one["step"])}
+        found[index] = {**moments, "step": int(one["step"])}
     return found, [
         {name: value for name, value in group.items() if name not in _ADAMS_OWN} for group in groups
     ]
 
 
-def _shaped(value: object, parameter: torch.Tensor, index: int, name: str) -> torch.Tensor:
+def shaped(value: object, parameter: torch.Tensor, index: int, name: str) -> torch.Tensor:
+    """Returns a tensor of a state. Raises ConfigError unless it has the parameter's shape."""
     if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
         return value
     there = list(value.shape) if isinstance(value, torch.Tensor) else "nothing"

@@ -95,13 +95,13 @@ class _MomentumRule(Rule):
 
     def update(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
         group, buffer, mean = span.group, span.state["momentum_buffer"], means["momentum"]
-        parameters, moments = span.parameters, span.present_views(mean)
+        parameters, moments = span.parameters, span.views(mean)
         if group["weight_decay"]:
             decay = group["weight_decay"] * self._share(span)
             torch._foreach_add_(moments, torch._foreach_mul(parameters, decay))
         moved = moments
         if group["nesterov"]:  # g + momentum m, with g = m - momentum buffer
-            before = torch._foreach_mul(span.present_views(buffer), -group["momentum"])
+            before = torch._foreach_mul(span.views(buffer), -group["momentum"])
             moved = list(torch._foreach_mul(moments, 1.0 + group["momentum"]))
             torch._foreach_add_(moved, before)
         buffer.copy_(mean)

@@ -42,7 +42,7 @@ class IndexedParameter:
     parameter: torch.nn.Parameter
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Place(Slice):
     """Place of a parameter in a flat tensor; its number, and its dtype and device when it was laid
     out."""
@@ -151,7 +151,7 @@ class Span(Bucket[Place]):
             return place.of(self.master)
         return place.tensor.detach()
 
-    def present_views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Returns the part of each of ``parameters`` in a flat tensor, in its shape."""
         return [place.of(flat) for place in self.present_places()]
 

@@ -26,9 +26,9 @@ from ...codecs import parse
 from ...communicator import Communicator
 from ...errors import ConfigError, naming, warn_caller
 from ...feedback import FeedbackStore
-from ..argument_checks import require, require_whole
+from ..argument_checks import require_whole
 from . import saved
-from .checks import at_least, codec_name
+from .checks import codec_name, require_max_norm
 from .exchanging import ExchangingOptimizer
 from .rule import Rule
 from .span import SPAN_BYTES, IndexedParameter, Span, lay_out
@@ -96,8 +96,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         overlap: bool = False,
         fixed: Mapping[str, object] | None = None,
     ) -> None:
-        is_norm = max_norm is None or (at_least(max_norm, 0) and max_norm > 0)
-        require("max_norm", repr(max_norm), is_norm)
+        require_max_norm(max_norm)
         for exchange in rule.exchanges(1):
             codec_name(exchange.compression)
         if overlap and max_norm is not None:
@@ -147,7 +146,6 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         if not verdict.finite:
             for exchanges in begun or ():
                 exchanges.cancel()
-            self._skip("the step is left out")
             return
         self.steps += 1
         if begun is None:

@@ -164,7 +164,7 @@ class _ZeroOne(Rule):
             return
         moment = span.state["exp_avg"].lerp(span.gradient, 1 - span.group["betas"][0])
         steps = self._steps(span, moment, self._root(span))
-        for part, step in zip(span.present_views(out), steps, strict=True):
+        for part, step in zip(span.views(out), steps, strict=True):
             part.sub_(step)
 
     def update(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
@@ -186,7 +186,7 @@ class _ZeroOne(Rule):
             return
         steps = self._steps(span, moment, root)
         torch._foreach_sub_(span.parameters, steps)
-        torch._foreach_sub_(span.present_views(span.state["moved"]), steps)
+        torch._foreach_sub_(span.views(span.state["moved"]), steps)
 
     def _step_together(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
         beta1, beta2 = span.group["betas"]

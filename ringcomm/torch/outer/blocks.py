@@ -47,9 +47,9 @@ class Block(Bucket[Slice]):
         self._is_rounded = any(tensor.dtype != self.dtype for tensor in held)
         self.anchor = self.local()
 
-    def parts(self, flat: torch.Tensor) -> list[Named]:
+    def named(self, flat: torch.Tensor) -> list[Named]:
         """Returns views of a flat tensor, with the names and shapes of the model's tensors."""
-        return list(zip(self.names, self.views(flat), strict=True))
+        return list(zip(self.names, self.parts(flat), strict=True))
 
     def local(self, out: torch.Tensor | None = None) -> torch.Tensor:
         """Copies the tensors to a flat one, with zeros between them: a new tensor, or ``out``."""

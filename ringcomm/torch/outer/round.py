@@ -2,7 +2,7 @@
 
     Fragment    the units that travel together: parameters, and with the last fragment the buffers
     Unit        a block with its outer rule, the rule's memory, and the block's wire
-    Round      the deltas of a fragment, their header, and the works that carry them
+    Round       the deltas of a fragment, their header, and the works that carry them
 
     training thread    copy weights | trains on ..................... | adopt, rebase
     another thread                  | delta, send, receive, outer rule |
@@ -227,7 +227,7 @@ class Round:
         """Returns the headers of all ranks; waits until they have come."""
         if self._headers is None:
             assert self._gathering is not None
-            self._headers = Headers.of(self._gathering)
+            self._headers = Headers(Header.rows(self._gathering))
         return self._headers
 
     def _wait(self) -> Outcome:

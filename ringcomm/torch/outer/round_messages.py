@@ -138,11 +138,6 @@ class Headers:
     def __init__(self, rows: Sequence[Header]) -> None:
         self.rows = list(rows)
 
-    @classmethod
-    def of(cls, work: Work) -> Headers:
-        """Waits for the exchange. Raises what the collective raises."""
-        return cls(Header.rows(work))
-
     @property
     def is_over(self) -> bool:
         """Whether all ranks flush, and none has anything left to send."""

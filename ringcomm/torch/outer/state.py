@@ -37,9 +37,9 @@ def state_dict(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> 
     memory: dict[str, dict[str, torch.Tensor]] = {}
     number = core.number
     for unit, at, kept in _anchors(core, is_applied=not own):
-        anchor.update((name, part.clone()) for name, part in unit.block.parts(at))
+        anchor.update((name, part.clone()) for name, part in unit.block.named(at))
         for slot, tensor in kept.items():
-            parts = unit.block.parts(tensor)
+            parts = unit.block.named(tensor)
             memory.setdefault(slot, {}).update((name, part.clone()) for name, part in parts)
     if core.current is not None and not own:
         number += 1
@@ -136,22 +136,22 @@ def _load_exact(core: Rounds, exact: Mapping[str, Any], *, own: bool) -> None:
         counts = exact.get("iterations", before)
         for fragment, iterations in zip(core.fragments, counts, strict=True):
             fragment.iterations = int(iterations)
-    current = exact["flight"]
-    if current is not None:
+    saved = exact["flight"]  # as it was called when the format was made
+    if saved is not None:
         fragment = core.fragments[core.number % len(core.fragments)]
-        outcome = Outcome([mean.clone() for mean in current["means"]], current["is_moving"], None)
-        at_send = current["at_send"] if own else None
+        outcome = Outcome([mean.clone() for mean in saved["means"]], saved["is_moving"], None)
+        at_send = saved["at_send"] if own else None
         core.current = Round.restored(
             fragment,
-            current["due"],
+            saved["due"],
             None if at_send is None else [one.clone() for one in at_send],
             outcome,
-            current["is_dropped"] and own,
+            saved["is_dropped"] and own,
         )
 
 
 def _fill(unit: Unit, flat: torch.Tensor, parts: Mapping[str, torch.Tensor]) -> None:
-    for name, part in unit.block.parts(flat):
+    for name, part in unit.block.named(flat):
         part.copy_(parts[name])
 
 

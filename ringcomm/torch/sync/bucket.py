@@ -3,8 +3,7 @@
     flat | weight .......... p p | bias .. p p | weight ............ p |      align = 256
 
 Invariants: a bucket's tensors are on one device. Each begins at a multiple of ``align`` elements,
-so that no two share a codec's block. The padding behind a tensor belongs to no tensor: it is zero,
-or on the wire repeats the tensor's last elements.
+so that no two share a codec's block. What the padding behind a tensor holds has no meaning.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import torch
 from ..tensors import repeat_last
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Slice:
     """Elements start to end of a flat tensor, which belong to ``tensor``, and padding to stop."""
 
@@ -76,14 +75,14 @@ class Bucket(Generic[S]):
         """Makes a flat tensor of zeros."""
         return torch.zeros(self.count, dtype=self.dtype, device=self.device)
 
-    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+    def parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Returns the part of each tensor in a flat one, in its shape."""
         return [one.of(flat) for one in self.slices]
 
     def gather(self, values: Iterable[torch.Tensor | None], flat: torch.Tensor) -> None:
         """Copies a value for each tensor to a flat one; None: zeros. Zeroes the padding."""
         self.clear_padding(flat)
-        for part, value in zip(self.views(flat), values, strict=True):
+        for part, value in zip(self.parts(flat), values, strict=True):
             if value is None:
                 part.zero_()
             else:

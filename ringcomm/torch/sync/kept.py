@@ -1,7 +1,7 @@
 """Kept: an object whose state in a checkpoint is some of its attributes.
 
-Invariants: a state holds numbers, strings, lists and dictionaries of these, so torch.load reads it
-with weights_only=True. It shares no memory with the object.
+Invariants: a state holds None, numbers, strings, and lists and dictionaries of these, so torch.load
+reads it with weights_only=True. It shares no memory with the object.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ class Kept:
 
     def saved(self) -> dict[str, Any]:
         """Returns the state."""
-        held = {name.lstrip("_"): getattr(self, name) for name in self.kept}
-        return {
-            name: one.saved() if isinstance(one, Kept) else copy.deepcopy(one)
-            for name, one in held.items()
-        }
+        state = {}
+        for name in self.kept:
+            held = getattr(self, name)
+            state[name.lstrip("_")] = (
+                held.saved() if isinstance(held, Kept) else copy.deepcopy(held)
+            )
+        return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what ``saved`` returned."""

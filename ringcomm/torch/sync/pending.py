@@ -63,7 +63,7 @@ class Pending:
         return self.tensor
 
     def undo(self) -> None:
-        """Restores the residuals of before."""
+        """Restores the residuals of before. Only after the collective has succeeded."""
         if self.changed is not None:
             self.changed.undo()
 
