@@ -14,7 +14,8 @@ If it fails:
 - "cannot import name 'fully_shard'": it needs PyTorch 2.6 or newer.
 - full_tensor() waits or raises MismatchError: all ranks have to call it, not rank 0 alone.
 - ConfigError or TensorError that something is sharded: OuterStep and ringcomm's optimizers need
-  the whole model on each rank. Give FSDP an optimizer of torch.
+  the whole model on each rank. Give FSDP an optimizer of torch; to compress what it exchanges,
+  call ringcomm.torch.fsdp.compress(model).
 """
 
 import torch

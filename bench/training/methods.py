@@ -706,8 +706,9 @@ _OTHER_OPTIMIZERS = (
             {"gradients": codec},
             MUON,
             ("ringcomm.torch.optim.Muon",),
+            tuned_as=tuned_as,
         )
-        for codec in ("int8", "int4")
+        for codec, tuned_as in (("int8", ""), ("int4", "muon-owner-int8"))
     ),
 )
 

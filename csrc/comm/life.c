@@ -193,16 +193,24 @@ void comm_abort(rc_comm *c, const char *reason)
     engine_unlock(c->engine);
 }
 
-/* Returns 1 if all data sent has reached the peers' hosts. */
+/* Returns 1 if all data sent has reached the peers' hosts. What is behind a probe is not waited for
+ * where a sibling has brought all: there it is the goodbye alone, which each of them brings. */
 static int is_flushed(const void *arg)
 {
     const rc_comm *c = arg;
     for (int rank = 0; rank < c->env.world_size; rank++) {
         const peer_link *ln = c->env.links[rank];
-        for (int i = 0; ln != NULL && i < ln->lane_count; i++)
-            if (ln->lanes[i]->source.fd >= 0 && !comm_lane_may_be_dead(c, ln->lanes[i]) &&
-                !lane_is_probed(ln->lanes[i]) && lane_unacked(ln->lanes[i]) > 0)
+        int empty = 0, probed = 0;
+        for (int i = 0; ln != NULL && i < ln->lane_count; i++) {
+            const lane *l = ln->lanes[i];
+            if (l->source.fd < 0 || comm_lane_may_be_dead(c, l))
+                continue;
+            if (lane_unacked(l) > 0 && !lane_is_probed(l))
                 return 0;
+            *(lane_unacked(l) > 0 ? &probed : &empty) += 1;
+        }
+        if (probed > 0 && empty == 0)
+            return 0;
     }
     return 1;
 }

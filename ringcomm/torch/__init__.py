@@ -8,8 +8,9 @@
 
 Under mpirun and srun give ``init_process_group("ringcomm", init_method="ringcomm://")``.
 
-For users are the names in ``__all__``, the packages optim, outer and sparse, and the modules
-lightning and transformers, which import their framework. All other modules are this package's own.
+For users are the names in ``__all__``, the packages optim, outer and sparse, and the modules fsdp,
+lightning and transformers, which import what they are for. All other modules are this package's
+own.
 """
 
 from __future__ import annotations

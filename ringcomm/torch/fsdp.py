@@ -25,14 +25,13 @@ import torch
 
 from ..codecs import Codec, Compression, parse
 from ..communicator import Communicator
-from ..core.work import Work
 from ..errors import ConfigError, naming
 from ..feedback import FeedbackStore
 from .argument_checks import require, takes
 from .group import group_behind
 from .ops import as_reduced, reduction
 from .sync.agreement import require_alike
-from .sync.pending import Pending
+from .sync.pending import Pending, carried_by
 from .tensors import as_moved
 from .wrapped import plain_name
 
@@ -164,14 +163,9 @@ class Compressed:
                 shard.copy_(pending.wait().view(shard.shape))
             if shard.is_cuda:  # FSDP frees it by another stream
                 shard.record_stream(torch.cuda.current_stream(shard.device))
-            self.count(pending.work)
+            self.carried += carried_by(pending.work)
 
         return mean
-
-    def count(self, work: Work) -> None:
-        """Counts the bytes of a finished collective."""
-        stats = work.stats()
-        self.carried += stats.sent_bytes + stats.shared_bytes
 
 
 class _Exchange:
@@ -214,7 +208,7 @@ class _ReduceScatter(_Exchange):
         with naming("FSDP's exchange of gradients"):
             work = self._comm(group).reduce_scatter(as_reduced(sent), async_op=True, **settings)
             output_tensor.copy_(work.wait())
-        self._compressed.count(work)
+        self._compressed.carried += carried_by(work)
 
 
 class _AllGather(_Exchange):
@@ -238,7 +232,7 @@ class _AllGather(_Exchange):
             work = comm.allgather(sent, async_op=True, **settings)
             target = output_tensor if is_rounded else as_moved(output_tensor)
             target.copy_(work.wait().view(-1))
-        self._compressed.count(work)
+        self._compressed.carried += carried_by(work)
 
 
 def _as_sent(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:

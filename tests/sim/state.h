@@ -63,6 +63,7 @@ typedef struct world {
     uint64_t calls_at[OS_MOST_RANKS]; /* its next call, at the earliest; by process, as the next */
     uint64_t due[OS_MOST_RANKS];      /* when its program wants a turn */
     int turn, failed, crawls;         /* 1: a goodbye may take long */
+    int slowed;                       /* how often a lane was taken for a slow one */
     unsigned suspects, confused;      /* processes that may be blamed; that may blame anyone */
     unsigned codes;                   /* bits of the results with which calls may fail */
     uint64_t befallen_at;             /* when the last fault came, or the last rank went */

@@ -9,9 +9,8 @@
 
 NS is Newton-Schulz's iteration in bfloat16, lr' = lr sqrt(max(1, rows / columns)), both as in
 torch.optim.Muon (Jordan et al., 2024); or lr' = .2 lr sqrt(max(rows, columns)), which
-adjust_lr_fn="match_rms_adamw" takes (Liu et al., 2025). Each rank does its share of NS. Rows are as
-long as the longest, of which a step sends a byte of each gradient and half a byte of each update.
-Rounding errors of updates are not kept: the next update is of another momentum.
+adjust_lr_fn="match_rms_adamw" takes (Liu et al., 2025). Rows are as long as the longest. A step
+sends a byte of each gradient, and half a byte of each update, whose rounding error is not kept.
 
 Invariants: all ranks apply the same decoded update by operations that round once: equal bits.
 """
@@ -30,6 +29,7 @@ from ...core.work import Work
 from ...errors import naming
 from ...exact import is_exact, is_own, place_of
 from ..argument_checks import require, takes
+from ..sync.pending import carried_by
 from ..tensors import all_finite
 from . import saved
 from .arithmetic import orthogonalized
@@ -135,7 +135,7 @@ class Muon(ExchangingOptimizer[Owned, Any]):
     def _wait(self, work: Work) -> torch.Tensor:
         with self._waiting():
             result: torch.Tensor = work.wait()
-        self.carried += work.stats().sent_bytes + work.stats().shared_bytes
+        self.carried += carried_by(work)
         return result
 
     # ---- layout and states ----

@@ -15,7 +15,7 @@ import torch
 from ... import codecs
 from ...communicator import Communicator
 from ...feedback import FeedbackStore
-from ..sync.pending import Pending
+from ..sync.pending import Pending, carried_by
 from .rule import Exchange, Rule
 from .span import Span
 
@@ -81,8 +81,7 @@ class SpanExchanges:
             one.wait()
         self.waited_s = time.perf_counter() - began
         for one in self._pending.values():
-            stats = one.work.stats()
-            self.carried += stats.sent_bytes + stats.shared_bytes
+            self.carried += carried_by(one.work)
 
     def _undo(self) -> None:
         for one in self._pending.values():

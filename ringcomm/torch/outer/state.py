@@ -30,7 +30,7 @@ _METHOD = "OuterStep"
 _KEYS = {"outer", "fragments", "anchor", "memory", "wires", "iteration", "number", "pace"}
 
 
-def state_dict(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dict[str, Any]:
+def saved(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dict[str, Any]:
     """Returns this rank's own state, or the gathered one, which is a collective. The result of a
     round on its way must have come."""
     anchor: dict[str, torch.Tensor] = {}
@@ -98,9 +98,7 @@ def _round_state(current: Round | None) -> dict[str, Any] | None:
     }
 
 
-def load_state_dict(
-    core: Rounds, wires: Wires, comm: Communicator, state: Mapping[str, Any]
-) -> None:
+def restore(core: Rounds, wires: Wires, comm: Communicator, state: Mapping[str, Any]) -> None:
     """Restores a state. Raises ConfigError for one that does not fit."""
     _require_fit(core, state)
     exact = state.get("exact")

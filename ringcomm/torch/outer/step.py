@@ -334,7 +334,7 @@ class OuterStep:
         iteration. Nothing is sent. Together with its model and optimizer states the same rank of a
         world of the same size continues from it to the bit."""
         self._core.wait_for_round()
-        return state.state_dict(self._core, self._wires, self._wires_comm, own=True)
+        return state.saved(self._core, self._wires, self._wires_comm, own=True)
 
     @naming("gather_state_dict() of OuterStep")
     def gather_state_dict(self) -> dict[str, Any]:
@@ -343,7 +343,7 @@ class OuterStep:
 
         Raises what ``allreduce`` raises."""
         self._core.wait_for_round()
-        return state.state_dict(self._core, self._wires, self._wires_comm, own=False)
+        return state.saved(self._core, self._wires, self._wires_comm, own=False)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restores what ``state_dict`` or ``gather_state_dict`` returned, before or after
@@ -355,7 +355,7 @@ class OuterStep:
         cut, or ``state_dict`` of a world of another size. (With ``state_dict`` of another rank of
         as many, that rank's own part starts from zero, with a warning.)"""
         self._require_own_weights("load_state_dict()")
-        state.load_state_dict(self._core, self._wires, self._wires_comm, saved)
+        state.restore(self._core, self._wires, self._wires_comm, saved)
 
     # ---- properties and report ----
 

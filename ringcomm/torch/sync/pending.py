@@ -16,6 +16,13 @@ from ...feedback import ErrorFeedback
 from ..tensors import all_finite, memory_of
 
 
+def carried_by(work: Work) -> int:
+    """Returns the payload that this rank has sent for a finished collective, over links or through
+    shared memory, in bytes."""
+    stats = work.stats()
+    return stats.sent_bytes + stats.shared_bytes
+
+
 class Pending:
     """Submits an all-reduce of a tensor, in place. A GPU's tensor takes the device pipeline, if it
     can.
