@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -244,62 +244,32 @@ def published(place: Place, *, freeze: float) -> Recipe:
     return Recipe([optimizer], clips=True)
 
 
-@functools.cache
-def _meshes() -> tuple[Any, Any]:
-    """All ranks, joined by ringcomm, and the two of this rank's host, by gloo."""
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-
-    hosts = init_device_mesh("cpu", (2, 2), mesh_dim_names=("hosts", "ranks"))
-    return DeviceMesh.from_group(dist.new_group(backend="ringcomm"), "cpu"), hosts["ranks"]
-
-
 def sharded(place: Place, *, gradients: Any, weights: Any = None, hosts: bool = False) -> Recipe:
     """FSDP2, of all ranks or of the two of a host, as two hosts."""
-    from torch.distributed.fsdp import fully_shard
-
     from ringcomm.torch.fsdp import compress
+    from training import shards
 
-    mesh = _meshes()[hosts]
     across = place.comm.split(place.comm.rank % 2) if hosts else None
-    parts = [*place.model.blocks, place.model]  # type: ignore[misc]
-    for part in parts:
-        fully_shard(part, mesh=mesh)
+    parts = shards.shard(place.model, hosts)
     if gradients is not None or hosts:
         compress(place.model, gradients, weights, across=across)
-
-    @contextlib.contextmanager
-    def gathered() -> Iterator[None]:
-        for part in parts:
-            part.set_reshard_after_forward(False)
-            part.unshard()
-        yield
-        for part in parts:
-            part.reshard()
-            part.set_reshard_after_forward(part is not place.model)
-
-    around = contextlib.nullcontext() if across is None else across
-    return Recipe(adamw(place.model, place.lr), around=around, evaluated=gathered, together=True)
+    return Recipe(
+        adamw(place.model, place.lr),
+        around=contextlib.nullcontext() if across is None else across,
+        evaluated=functools.partial(shards.gathered, parts),
+        together=True,
+    )
 
 
 def muon_by_owner(place: Place, *, gradients: str) -> Recipe:
-    """ringcomm's Muon for the blocks' matrices; for what is left OneBitAdam, never frozen, at half
-    the rate."""
+    """ringcomm's Muon for the blocks' matrices, OneBitAdam, never frozen, for what is left."""
     from ringcomm.torch.optim import Muon, OneBitAdam
 
     common: Any = {"comm": place.comm, "max_norm": place.clip, "weight_decay": DECAY}
-    rest = OneBitAdam(
-        place.model.others(),
-        place.lr / 2,
-        BETAS,
-        freeze=place.steps,
-        refresh=None,
-        dense=gradients,
-        **common,
-    )
-    return Recipe(
-        [Muon(place.model.hidden(), place.lr, gradients=gradients, **common), rest], clips=True
-    )
+    settings: Any = {"freeze": place.steps, "refresh": None, "dense": gradients, **common}
+    rest = OneBitAdam(place.model.others(), place.lr / 2, BETAS, **settings)
+    matrices = Muon(place.model.hidden(), place.lr, gradients=gradients, **common)
+    return Recipe([matrices, rest], clips=True)
 
 
 _ADAM: dict[str, Any] = {"kind": "OneBitAdam", "betas": BETAS, "weight_decay": DECAY}
