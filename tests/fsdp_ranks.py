@@ -177,6 +177,16 @@ def _resumes(mesh: Any, across: Any) -> None:
     end = flat(model)
     with pytest.raises(ringcomm.ConfigError, match="each rank saves and loads its own"):
         compressed.load_state_dict({**kept, "shard": 1 - compressed.shard})
+    with pytest.raises(ringcomm.ConfigError, match="no state of what compress"):
+        compressed.load_state_dict({"row": 3})
+    strange = {**kept["feedback"], "tensors": {"head": {}}}
+    with pytest.raises(ringcomm.ConfigError, match="the state is of another model"):
+        compressed.load_state_dict({**kept, "feedback": strange})
+    again = sharded(mesh)
+    compress(again, "onebit", across=across)
+    adam = torch.optim.Adam(again.parameters())
+    with pytest.raises(ringcomm.ConfigError, match="onebit' under Adam"):
+        train(again, adam, 0, 1, 4)
     tell(name="resumes", same=torch.equal(ends[0], end), without=torch.equal(ends[1], end))
 
 
@@ -230,16 +240,15 @@ def refused() -> None:
         "leave weights= out": lambda: compress(model, weights="int8", across=comm),
         "weights='int4' needs error feedback": lambda: compress(model, weights="int4"),
         "give a ringcomm.Communicator: 3": lambda: compress(model, across=3),  # type: ignore[arg-type]
-        "a mesh of several dimensions": lambda: compress(sharded(both)),
+        "one of several dimensions": lambda: compress(sharded(both)),
+        "give a torch.nn.Module": lambda: compress([whole]),  # type: ignore[arg-type]
+        'meshes of backend "ringcomm"': lambda: compress(model),
         "gradients='int3'": lambda: compress(model, "int3"),  # type: ignore[arg-type]
     }.items():
         with pytest.raises(ringcomm.ConfigError, match=text):
             call()
     with pytest.raises(ringcomm.MismatchError, match="shard is 0 on rank 0 and 1 on rank 1"):
         compress(model, across=comm)  # of all ranks, whose shards are not the same
-    compress(model)
-    with pytest.raises(ringcomm.ConfigError, match='a mesh of backend "ringcomm"'):
-        train(model, made(model), 0, 1, 1)
     tell(ended=True)
     ringcomm.shutdown()
     dist.destroy_process_group()

@@ -18,7 +18,7 @@ from torch_versions import before
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.skipif(before(2, 9), reason="FSDP2 takes exchanges from PyTorch 2.9 on"),
+    pytest.mark.skipif(before(2, 13), reason="compress() is for PyTorch 2.13 and later"),
 ]
 STEPS = 6  # of fsdp_ranks.py
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "RINGCOMM_INTERFACES": "lo", "OMP_NUM_THREADS": "1"}

@@ -34,9 +34,9 @@ def shard(model: Any, hosts: bool) -> Sequence[Any]:
 def gathered(parts: Sequence[Any]) -> Iterator[None]:
     """The model is whole."""
     for part in parts:
-        part.set_reshard_after_forward(False)
+        part.set_reshard_after_forward(False, recurse=False)
         part.unshard()
     yield
     for part in parts:
         part.reshard()
-        part.set_reshard_after_forward(part is not parts[-1])
+        part.set_reshard_after_forward(part is not parts[-1], recurse=False)

@@ -18,7 +18,7 @@ when its result is there, as FSDP follows collectives by streams alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from ..errors import ConfigError, naming
 from ..feedback import FeedbackStore
 from .argument_checks import require, takes
 from .group import group_behind
+from .guards import ONEBIT, AdamWatch
 from .ops import as_reduced, reduction
 from .sync.agreement import require_alike
 from .sync.pending import Pending, carried_by
@@ -62,8 +63,10 @@ def compress(
     Returns:
         The residuals, for a checkpoint, and the bytes that this rank has sent.
 
-    With ``across`` each backward crosses the hosts, unless ``set_requires_gradient_sync(False)``.
-    With a GradScaler set ``.feedback.loss_scale`` of the result to its scale before each backward.
+    With ``across`` each backward crosses the hosts, unless ``set_requires_gradient_sync(False)``,
+    and all hosts must run the same modules in it. With feedback a parameter that is not used has a
+    zero gradient, and with a GradScaler set ``.feedback.loss_scale`` of the result to its scale
+    before each backward.
 
     Raises ConfigError for a model without ``fully_shard``, and for settings that cannot work;
     MismatchError if ranks of ``across`` have other shards or settings.
@@ -72,48 +75,46 @@ def compress(
     codec, rounded = parse(gradients, "gradients="), parse(weights, "weights=")
     is_comm = across is None or isinstance(across, Communicator)
     require("across, give a ringcomm.Communicator", repr(across), is_comm)
-    require(
-        "with across= weights are gathered in the host: leave weights= out",
-        None,
-        not (weights and across),
-    )
-    require(
-        f"weights={weights!r} needs error feedback: give int8 or fp8",
-        None,
-        not rounded.needs_feedback,
-    )
-    meshes = {
-        parameter.device_mesh
-        for parameter in model.parameters()
-        if hasattr(parameter, "device_mesh")
-    }
-    require(
-        "the model is sharded over a mesh of several dimensions, whose own all-reduce no codec "
-        "takes: shard it over the ranks of a host alone, and give across= for the hosts",
-        None,
-        len(meshes) == 1 and all(mesh.ndim == 1 for mesh in meshes),
-    )
-    mesh = meshes.pop()
-    compressed = Compressed(across, mesh.get_local_rank(), mesh.size())
+    text = "with across= weights are gathered in the host: leave weights= out"
+    require(text, None, across is None or rounded.name == "none")
+    text = f"weights={weights!r} needs error feedback: give int8 or fp8"
+    require(text, None, not rounded.needs_feedback)
+    mesh = _mesh_of(model, found.values())
+    compressed = Compressed(across, mesh.get_local_rank(), mesh.size(), found)
     if across is not None:
+        held = {name: [tuple(p.shape) for p in one.parameters()] for name, one in found.items()}
         about = {"gradients": codec.name, "shard": compressed.shard, "shards": compressed.shards}
         with naming("compress() across hosts"):
-            require_alike(across, about)
+            require_alike(across, {**about, "modules": held})
+        if codec.name == "onebit":
+            compressed.watch = AdamWatch(ONEBIT)
+            compressed.watch.see(model.parameters())
         for name, module in found.items():
             module.set_all_reduce_hook(compressed.mean_of(name, codec, across))
-            if codec.needs_feedback and hasattr(module, "set_reduce_scatter_unused_params"):
-                module.set_reduce_scatter_unused_params(True)  # a shard is always of one size
+            if codec.needs_feedback:  # a shard is always of one size
+                module.set_reduce_scatter_unused_params(True)
         return compressed
-    require(
+    text = (
         f"gradients={codec.name!r} needs error feedback, whose residuals would be as large as all "
-        "gradients on each rank: give int8 or fp8, or shard in a host, with across=",
-        None,
-        not codec.needs_feedback,
+        "gradients on each rank: give int8 or fp8, or shard in a host, with across="
     )
+    require(text, None, not codec.needs_feedback)
+    comm_of(mesh.get_group())
     for module in found.values():
         module.set_custom_reduce_scatter(_ReduceScatter(codec, compressed))
         module.set_custom_all_gather(_AllGather(rounded, compressed))
     return compressed
+
+
+def comm_of(group: Any) -> Communicator:
+    """Returns the communicator of a process group. Raises ConfigError for another backend's."""
+    behind = group_behind(group)
+    if behind is None:
+        raise ConfigError(
+            'compress() needs meshes of backend "ringcomm", those of reshard_after_forward=, too: '
+            'init_process_group("ringcomm"), or shard in a host, and give across='
+        )
+    return behind.comm
 
 
 class Compressed:
@@ -122,11 +123,16 @@ class Compressed:
     Attributes:
         shard, shards: number of this rank's shard, and of all.
         feedback: residuals of the gradients, by the modules' names; only with ``across``.
-        carried: bytes that this rank has sent, over links or through shared memory.
+        carried: bytes that this rank has sent by codecs, over links or through shared memory; with
+            ``across`` to the other hosts alone.
     """
 
-    def __init__(self, across: Communicator | None, shard: int, shards: int) -> None:
+    def __init__(
+        self, across: Communicator | None, shard: int, shards: int, names: Collection[str]
+    ) -> None:
         self._across, self.shard, self.shards = across, shard, shards
+        self._names = set(names)
+        self.watch: AdamWatch | None = None  # of 1-bit gradients
         self.feedback = FeedbackStore()
         self.carried = 0
 
@@ -139,14 +145,21 @@ class Compressed:
         return {"shard": self.shard, "shards": self.shards, "feedback": residuals}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what ``state_dict`` returned. Raises ConfigError for a state of another shard,
-        or in a world of another size."""
+        """Restores what ``state_dict`` returned; an empty state changes nothing. Raises ConfigError
+        for a state of another shard or model, or in a world of another size."""
+        known = isinstance(state, Mapping) and set(state) in (
+            {"shard", "shards", "feedback"},
+            set(),
+        )
+        require("this is no state of what compress() returns", None, known)
         there = state.get("shard", self.shard), state.get("shards", self.shards)
         if there != (self.shard, self.shards):
             raise ConfigError(
                 f"the state has the residuals of shard {there[0]} of {there[1]}, and this rank has "
                 f"shard {self.shard} of {self.shards}: each rank saves and loads its own"
             )
+        unknown = sorted(set(state["feedback"]["tensors"]) - self._names) if state else []
+        require(f"the state is of another model: it has {unknown[:3]}", None, not unknown)
         if self._across is not None and state:
             self.feedback.load_state_dict(state["feedback"], self._across, strict=False)
 
@@ -180,15 +193,6 @@ class _Exchange:
         """Makes a tensor of undefined values."""
         return torch.empty(size, dtype=dtype, device=device)
 
-    def _comm(self, group: Any) -> Communicator:
-        behind = group_behind(group)
-        if behind is None:
-            raise ConfigError(
-                'compress() needs a mesh of backend "ringcomm": init_process_group("ringcomm"), or '
-                "shard in a host, and give across="
-            )
-        return behind.comm
-
 
 class _ReduceScatter(_Exchange):
     """Reduces gradients, and leaves each rank its part."""
@@ -206,7 +210,7 @@ class _ReduceScatter(_Exchange):
             sent = sent * how.factor
         settings: Any = {"op": how.op, "compression": self._codec.name, "feedback": False}
         with naming("FSDP's exchange of gradients"):
-            work = self._comm(group).reduce_scatter(as_reduced(sent), async_op=True, **settings)
+            work = comm_of(group).reduce_scatter(as_reduced(sent), async_op=True, **settings)
             output_tensor.copy_(work.wait())
         self._compressed.carried += carried_by(work)
 
@@ -221,7 +225,7 @@ class _AllGather(_Exchange):
         group: Any,
         async_op: bool = False,
     ) -> None:
-        comm, codec = self._comm(group), self._codec
+        comm, codec = comm_of(group), self._codec
         # A smaller group gathers anew, for backward, what was rounded for forward.
         is_rounded = (
             input_tensor.dtype in _COMPRESSIBLE and comm.world_size == self._compressed.shards
@@ -249,8 +253,10 @@ def _sharded(model: torch.nn.Module) -> dict[str, Any]:
     from torch.distributed import fsdp  # which takes a second to import
 
     kind: Any = getattr(fsdp, "FSDPModule", None)
-    if not hasattr(kind, "set_custom_all_gather"):
-        raise ConfigError("compress() needs PyTorch 2.9 or later, whose FSDP2 takes exchanges")
+    for needed in ("set_custom_all_gather", "set_reduce_scatter_unused_params"):
+        if not hasattr(kind, needed):
+            raise ConfigError(f"compress() needs an FSDP2 with {needed}, as PyTorch 2.13 has it")
+    require("model, give a torch.nn.Module", repr(model), isinstance(model, torch.nn.Module))
     named = model.named_modules()
     found = {plain_name(name): one for name, one in named if isinstance(one, kind)}
     if not found:
@@ -258,3 +264,22 @@ def _sharded(model: torch.nn.Module) -> dict[str, Any]:
             "compress() takes a model after fully_shard(), and this has no part of it"
         )
     return found
+
+
+def _mesh_of(model: torch.nn.Module, modules: Iterable[Any]) -> Any:
+    """Returns the mesh over which a model is sharded. Raises ConfigError unless it is one, of one
+    dimension."""
+    for module in modules:
+        module.reshard()  # a forward leaves the outermost one whole
+    held: list[Any] = [one for one in model.parameters() if hasattr(one, "device_mesh")]
+    placements = [one.placements[0] for one in held if one.device_mesh.ndim == 1]
+    is_shard = all(placement.is_shard() for placement in placements)
+    require("the model is in replicate(), which shards nothing", None, is_shard)
+    meshes = {one.device_mesh for one in held}
+    text = (
+        "the model is sharded over several meshes, or one of several dimensions, whose own "
+        "all-reduce no codec takes: shard it over the ranks of a host alone, and give across= for "
+        "the hosts"
+    )
+    require(text, None, len(meshes) == 1 and all(mesh.ndim == 1 for mesh in meshes))
+    return meshes.pop()

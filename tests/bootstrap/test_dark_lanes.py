@@ -63,7 +63,7 @@ class Job:
         ]
         for thread in self._threads:
             thread.start()
-        until(lambda: all(calls > 3 for calls in self.calls))
+        assert until(lambda: all(calls > 3 for calls in self.calls))
 
     def _rank(self, rank: int) -> None:
         world = len(self.calls)
@@ -175,6 +175,7 @@ def test_port_lost(lab: Lab) -> None:
         check_named(job, 1, "the port of rank 1 " + text, "eth1 10.8.0.2 on ")
         assert {error.rank for error in job.errors.values()} == {1}
         mend(lab)
+        assert text == "was removed" or until(lambda: lab.has_carrier(1, 1))
 
 
 def test_address_of_version_6_lost(monkeypatch: pytest.MonkeyPatch) -> None:

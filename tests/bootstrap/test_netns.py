@@ -114,6 +114,11 @@ class Lab:
         """The port that was unplugged has its carrier again."""
         self.ip(f"-n {self._switch} link set {self.far_end(host, index)} up")
 
+    def has_carrier(self, host: int, index: int) -> bool:
+        """Whether the kernel has noticed that it has, which may take it a second."""
+        command = ["ip", "-n", self.hosts[host], "link", "show", f"eth{index}"]
+        return "LOWER_UP" in subprocess.check_output(command, text=True)
+
     def shape(self, host: int, index: int, rate: str) -> None:
         """Both directions of a port, to what tc calls the rate."""
         places = ((self.hosts[host], f"eth{index}"), (self._switch, self.far_end(host, index)))

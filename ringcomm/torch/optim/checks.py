@@ -54,9 +54,11 @@ def require_muon(group: Mapping[str, Any]) -> None:
     """Raises ConfigError for hyperparameters that torch.optim.Muon refuses, or fails by later."""
     for name in ("lr", "momentum", "weight_decay", "eps"):
         require(f"{name} value", group[name], at_least(group[name], 0.0))
-    require_whole("ns_steps", group["ns_steps"], 0)
+    steps = require_whole("ns_steps", group["ns_steps"], 0)
+    require("ns_steps, give less than 100", steps, steps < 100)
     coefficients, adjusts = group["ns_coefficients"], group["adjust_lr_fn"]
-    are_three = len(coefficients) == 3 and all(map(is_number, coefficients))
+    is_list = isinstance(coefficients, (tuple, list))
+    are_three = is_list and len(coefficients) == 3 and all(map(is_number, coefficients))
     require("ns_coefficients, give three numbers", repr(coefficients), are_three)
     require("adjust_lr_fn", repr(adjusts), adjusts in (None, "original", "match_rms_adamw"))
 

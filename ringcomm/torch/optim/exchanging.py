@@ -115,8 +115,12 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         """Adds a group as torch.optim does. A collective, which broadcasts rank 0's parameters."""
         super().add_param_group(param_group)
         parameters = self.param_groups[-1]["params"]
-        for parameter in parameters:
-            self._refuse(parameter)
+        try:
+            for parameter in parameters:
+                self._refuse(parameter)
+        except Exception:
+            self.param_groups.pop()
+            raise
         about = [(list(p.shape), p.dtype, p.requires_grad) for p in parameters]
         with naming(f"add_param_group() of {type(self).__name__}"):
             require_same(self._comm, about, "parameters")

@@ -105,10 +105,10 @@ class Muon(ExchangingOptimizer[Owned, Any]):
                 continue
             updates, codec = self._updates_of(owned, verdict.factor, present), self._updates
             work = self._comm.allgather(updates, compression=codec, feedback=False, async_op=True)
-            flat = self._wait(work).view(-1)
+            flat, group = self._wait(work).view(-1), self.param_groups[owned.group]
             for place in owned.slices:
                 if place.index in present:
-                    _move(place.tensor.detach(), place.of(flat), self.param_groups[owned.group])
+                    _move(place.tensor.detach(), place.of(flat), group)
         self._require_active(verdict.has_any)
 
     def _updates_of(self, owned: Owned, factor: float, present: Collection[int]) -> torch.Tensor:
@@ -119,7 +119,8 @@ class Muon(ExchangingOptimizer[Owned, Any]):
         settings: Any = {"compression": self._codec.name, "feedback": owned.feedback or False}
         mean = self._wait(self._comm.reduce_scatter(flat, "avg", async_op=True, **settings))
         updates = owned.own.zeros()
-        if not all_finite(mean):  # 16-bit sums have overflowed: all ranks take a zero update
+        if not all_finite(mean):  # a 16-bit sum has overflowed
+            self._skip("the update of this rank's matrices is zero")
             return updates
         for place in owned.own.slices:
             gradient, moment = place.of(mean), place.of(owned.momentum)
@@ -138,7 +139,7 @@ class Muon(ExchangingOptimizer[Owned, Any]):
         self.carried += carried_by(work)
         return result
 
-    # ---- layout and states ----
+    # ---- states ----
 
     def _method(self) -> str:
         return "Muon"
@@ -178,8 +179,7 @@ class Muon(ExchangingOptimizer[Owned, Any]):
         """Restores what ``state_dict`` or ``gather_state_dict`` returned. Nothing is sent; each
         rank loads its own, or all load the same.
 
-        Raises ConfigError as WireOptimizer's does. (Of another rank's ``state_dict`` it takes the
-        hyperparameters and counts.)
+        Raises ConfigError as WireOptimizer's does. (Another rank's own lacks this rank's momentum.)
         """
         own, every = saved.require_method(state_dict, "Muon"), self._indexed()
         found = [self._owned(saved.held_by(indices, every)) for indices in own["layout"]]

@@ -15,6 +15,7 @@ import torch
 
 from ...codecs import BLOCK
 from ...communicator import Communicator
+from ...errors import warn_caller
 from ...feedback import ErrorFeedback
 from ..sync.bucket import Bucket, master_dtype
 from . import saved
@@ -69,6 +70,8 @@ class Owned(Bucket[Place]):
         for place in self.own.slices:
             place.of(self.momentum).copy_(saved_value(kept, place, "momentum_buffer"))
         if self.feedback is None:
+            if feedback or any("residual" in one for one in kept.values()):
+                warn_caller("the state has residuals, which this Muon's gradients= does not keep")
             return
         if feedback is None:
             zeros = [torch.zeros(self.count, dtype=torch.float32, device="cpu") for _ in range(2)]
