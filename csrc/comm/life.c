@@ -200,16 +200,19 @@ static int is_flushed(const void *arg)
     const rc_comm *c = arg;
     for (int rank = 0; rank < c->env.world_size; rank++) {
         const peer_link *ln = c->env.links[rank];
-        int empty = 0, probed = 0;
+        int is_told = 0, is_probed = 0;
         for (int i = 0; ln != NULL && i < ln->lane_count; i++) {
             const lane *l = ln->lanes[i];
             if (l->source.fd < 0 || comm_lane_may_be_dead(c, l))
                 continue;
-            if (lane_unacked(l) > 0 && !lane_is_probed(l))
+            if (lane_unacked(l) == 0)
+                is_told = 1;
+            else if (lane_is_probed(l))
+                is_probed = 1;
+            else
                 return 0;
-            *(lane_unacked(l) > 0 ? &probed : &empty) += 1;
         }
-        if (probed > 0 && empty == 0)
+        if (is_probed && !is_told)
             return 0;
     }
     return 1;

@@ -240,11 +240,11 @@ class _AllGather(_Exchange):
 
 
 def _as_sent(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:
-    """Returns what a codec takes in place of a tensor: the same, or float32 values of 16-bit ones;
-    a copy in any case but codec none."""
+    """Returns what a codec takes in place of a tensor: the same, or a copy in float32 of a 16-bit
+    one."""
     if codec.name == "none":
         return tensor
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _sharded(model: torch.nn.Module) -> dict[str, Any]:

@@ -96,7 +96,8 @@ class Bucket(Generic[S]):
     def clear_padding(self, flat: torch.Tensor) -> None:
         """Zeroes the padding of a flat tensor."""
         for one in self.slices:
-            flat[one.end : one.stop] = 0
+            if one.end < one.stop:
+                flat[one.end : one.stop] = 0
 
     def fill_padding(self, flat: torch.Tensor) -> None:
         """Repeats each tensor's last elements in the padding behind it: a codec that scales a block
