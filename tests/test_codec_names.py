@@ -10,7 +10,7 @@ import pytest
 
 from ringcomm import Communicator
 from ringcomm.codecs import CODECS, Codec, names, parse
-from ringcomm.core.native import codec_names
+from ringcomm.core.native import lib, text
 from ringcomm.train.command_line import _parser
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,7 +48,8 @@ def test_the_wire_format_numbers_each() -> None:
 
 
 def test_the_core_numbers_each() -> None:
-    assert codec_names() == sorted(CODECS, key=lambda name: CODECS[name].number)
+    known = [text(lib.rc_codec_name(number)) for number in range(lib.RC_CODEC_COUNT)]
+    assert known == sorted(CODECS, key=lambda name: CODECS[name].number)
 
 
 def test_the_docstring_of_an_allreduce_names_each() -> None:

@@ -9,6 +9,7 @@ Invariants: arrays are float32, contiguous and of one dimension; the caller ensu
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from ..errors import ConfigError, ProtocolError, TensorError
 from .faces import host_view
-from .native import OK, error_class, ffi, lib, result_name
+from .native import check, ffi, lib
 from .views import View
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -120,30 +121,20 @@ class Entries:
     def scatter(self, out: Any = None) -> Any:
         """Writes the whole tensor, with zeros outside the blocks, to a new float32 array or to
         ``out``, and returns it. NaN everywhere if it is poisoned."""
-        dense = as_view(
-            np.empty(self.count, np.float32) if out is None else out, self.count, writable=True
-        )
-        if self.poisoned:
-            floats(dense)[:] = np.nan
-        else:
-            _check(
-                lib.rc_sparse_scatter(
-                    self.format.native(), ffi.NULL, self.native(), _address(dense), self.count
-                )
-            )
-        return _finished(dense)
+        dense = np.empty(self.count, np.float32) if out is None else out
+        return self._into(dense, lib.rc_sparse_scatter, ffi.NULL, self.native())
 
     def add_to(self, dense: Any, factor: float = 1.0) -> Any:
         """Adds factor times this to dense; NaN everywhere if it is poisoned."""
+        return self._into(dense, lib.rc_sparse_add, self.native(), factor)
+
+    def _into(self, dense: Any, function: Any, *arguments: Any) -> Any:
+        """Has a function of the core write to a whole tensor; if this is poisoned, writes NaN."""
         seen = as_view(dense, self.count, writable=True)
         if self.poisoned:
             floats(seen)[:] = np.nan
         else:
-            _check(
-                lib.rc_sparse_add(
-                    self.format.native(), self.native(), factor, _address(seen), self.count
-                )
-            )
+            _check(function(self.format.native(), *arguments, _address(seen), self.count))
         return _finished(seen)
 
 
@@ -358,6 +349,4 @@ def _address(seen: View) -> Any:
     return ffi.cast("float *", seen.address)
 
 
-def _check(result: int) -> None:
-    if result != OK:
-        raise error_class(result)(f"the sparse kernels: {result_name(result)}")
+_check = functools.partial(check, about="the sparse kernels: ")

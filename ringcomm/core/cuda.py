@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import ConfigError, DeviceError, TensorError
-from .native import OK, error_class, ffi, lib, text
+from .native import OK, check, ffi, lib, text
 
 LIBRARY = "libcuda.so.1"
 
@@ -41,16 +41,20 @@ def is_available() -> bool:
 
 def why_not() -> str | None:
     """Returns a sentence that tells why GPU tensors cannot be used; None if they can."""
-    count, error = ffi.new("int *"), ffi.new("rc_error *")
-    code = lib.rc_cuda_devices(library(), count, error)
-    return None if code == OK else text(error.message)
+    error, _ = _devices()
+    return text(error.message) if error.code != OK else None
 
 
 def device_count() -> int:
     """Returns the number of GPUs that the driver sees; 0 if there is no driver."""
+    return _devices()[1]
+
+
+def _devices() -> tuple[Any, int]:
+    """Returns the driver's rc_error, and the number of GPUs."""
     count, error = ffi.new("int *"), ffi.new("rc_error *")
     lib.rc_cuda_devices(library(), count, error)
-    return int(count[0])
+    return error, int(count[0])
 
 
 def ordinal_of(address: int) -> int:
@@ -58,8 +62,7 @@ def ordinal_of(address: int) -> int:
     DeviceError."""
     ordinal, error = ffi.new("int *"), ffi.new("rc_error *")
     code = lib.rc_cuda_locate(library(), address, ordinal, error)
-    if code != OK:
-        raise error_class(code)(text(error.message))
+    check(code, "", error)
     if ordinal[0] < 0:
         raise TensorError(
             "the tensor says that it is on a GPU, and lies in host memory; give its numpy array"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib.machinery
+import itertools
 import os
 import threading
 import time
@@ -70,25 +71,23 @@ def text(pointer: Any) -> str:
     return bytes(ffi.string(pointer)).decode("utf-8", "replace")
 
 
-def result_name(result: int) -> str:
-    """Returns rc_result_name() as str."""
-    return text(lib.rc_result_name(result))
-
-
 def error_class(code: int) -> type[RingcommError]:
     """Returns the exception class of an rc_result."""
     return _CLASSES.get(code, RingcommError)
 
 
+def check(result: int, about: str, error: Any = None) -> None:
+    """Raises the error of an rc_result other than RC_OK. Its text is ``about``, and the message of
+    the rc_error, or else the result's name."""
+    if result != OK:
+        why = lib.rc_result_name(result) if error is None else error.message
+        raise error_class(result)(f"{about}{text(why)}")
+
+
 def kernel_sets() -> list[tuple[str, bool]]:
     """Lists (name, supported by this CPU) of every kernel set in this build, slowest first."""
-    sets = []
-    index = 0
-    while lib.rc_kernel_set_name(index) != ffi.NULL:
-        supported = bool(lib.rc_kernel_set_supported(index))
-        sets.append((text(lib.rc_kernel_set_name(index)), supported))
-        index += 1
-    return sets
+    names = itertools.takewhile(bool, map(lib.rc_kernel_set_name, itertools.count()))
+    return [(text(name), bool(lib.rc_kernel_set_supported(i))) for i, name in enumerate(names)]
 
 
 def estimate(hosts: int, size: int, mbit: int) -> tuple[int, list[float]]:
@@ -98,18 +97,9 @@ def estimate(hosts: int, size: int, mbit: int) -> tuple[int, list[float]]:
     return lib.rc_estimate(hosts, size, mbit, seconds), list(seconds)
 
 
-def algorithm_names() -> list[str]:
-    """Lists the core's algorithms by number; "auto" is the first."""
-    return [text(lib.rc_algorithm_name(number)) for number in range(lib.RC_ALGORITHM_COUNT)]
-
-
-def codec_names() -> list[str]:
-    """Lists the core's codecs by number."""
-    return [text(lib.rc_codec_name(number)) for number in range(lib.RC_CODEC_COUNT)]
-
-
-def _address(work: Any) -> int:
-    return int(ffi.cast("uintptr_t", work))
+def address_of(handle: Any) -> int:
+    """Returns the address that a pointer of C holds."""
+    return int(ffi.cast("uintptr_t", handle))
 
 
 _TO_RAISE = {
@@ -167,7 +157,7 @@ class Engine:
         """Removes a callback whose work was refused, or is over."""
         with self._registered:
             if self._watched.pop(slot, None) is None and slot[0]:
-                self._by_handle.pop(_address(slot[0]), None)
+                self._by_handle.pop(address_of(slot[0]), None)
 
     # ---- callback_threads.Source ----
 
@@ -187,12 +177,12 @@ class Engine:
     def _callback_of(self, work: Any) -> Callable[[], None]:
         while True:
             with self._registered:
-                callback = self._by_handle.pop(_address(work), None)
+                callback = self._by_handle.pop(address_of(work), None)
                 if callback is not None:
                     return callback
                 found = False
                 for slot in [slot for slot in self._watched if slot[0]]:
-                    self._by_handle[_address(slot[0])] = self._watched.pop(slot)
+                    self._by_handle[address_of(slot[0])] = self._watched.pop(slot)
                     found = found or slot[0] == work
             if not found:
                 time.sleep(1e-4)  # over before rc_submit, on another thread, has filled its slot

@@ -11,8 +11,7 @@ from typing import Any
 
 from ..bootstrap.mesh import Mesh
 from ..config import ALGORITHMS, Config
-from . import native
-from .native import OK, error_class, ffi, lib
+from .native import check, ffi, lib
 
 _SPIN_US = 50  # two scheduler delays, which a spin saves
 _OVERSUBSCRIBED_SPIN_US = 500  # several turns of the other ranks on the same core
@@ -43,20 +42,21 @@ def open_handle(mesh: Mesh, config: Config, epoch: int, engine: Any) -> Any:
     default = _OVERSUBSCRIBED_SPIN_US if settings.oversubscribed else _SPIN_US
     settings.spin_us = default if config.spin_us < 0 else config.spin_us
     out = ffi.new("rc_comm **")
-    check(lib.rc_comm_create(out, engine, settings), "open")
+    check(lib.rc_comm_create(out, engine, settings), "cannot open the communicator: ")
     try:
         while mesh.lanes:
             lane = mesh.lanes.pop(0)  # from here on the core closes its descriptor
             result = lib.rc_comm_add_lane(out[0], lane.peer, lane.rail, lane.fd, lane.bytes_per_s)
-            check(result, "add a lane to")
+            check(result, "cannot add a lane to the communicator: ")
             ends = (lane.here.encode(), lane.there.encode())
             lib.rc_comm_name_rail(out[0], lane.peer, lane.rail, lane.port, *ends)
         while mesh.watch:
-            check(lib.rc_comm_watch_ports(out[0], mesh.watch.pop()), "watch the ports of")
+            result = lib.rc_comm_watch_ports(out[0], mesh.watch.pop())
+            check(result, "cannot watch the ports of the communicator: ")
         while mesh.shared:
             result = lib.rc_comm_share(out[0], mesh.host_numbers, mesh.shared.pop())
-            check(result, "share memory in")
-        check(lib.rc_comm_start(out[0]), "start")
+            check(result, "cannot share memory in the communicator: ")
+        check(lib.rc_comm_start(out[0]), "cannot start the communicator: ")
     except BaseException:
         lib.rc_comm_free(out[0])
         raise
@@ -71,9 +71,3 @@ def choose_threads(mesh: Mesh, cores: int) -> int:
         to_peer[lane.peer] = to_peer.get(lane.peer, 0.0) + lane.bytes_per_s
     fastest = max(to_peer.values(), default=0.0) / mesh.local_world_size
     return 2 if fastest > _ONE_THREAD and cores >= 2 * mesh.ranks_on_machine else 1
-
-
-def check(result: int, what: str) -> None:
-    """Raises the error of an rc_result other than RC_OK."""
-    if result != OK:
-        raise error_class(result)(f"cannot {what} the communicator: {native.result_name(result)}")

@@ -24,7 +24,7 @@ from typing import Any
 from ..errors import RingcommError, TensorError
 from . import cuda
 from .callback_threads import CallbackThreads
-from .native import AGAIN, OK, error_class, ffi, lib, text
+from .native import AGAIN, OK, address_of, check, ffi, lib, text
 from .views import DeviceView, PackedView, View, streams_of
 from .work import SLICE_MS, Owner, Work
 
@@ -143,8 +143,7 @@ class DeviceWork(Work):
         error = ffi.new("rc_error *")
         for stream in streams:
             code = lib.rc_flight_order(self.slot[0], stream, error)
-            if code != OK:
-                raise error_class(code)(f"{self.name} #{self.seq}: {text(error.message)}")
+            check(code, f"{self.name} #{self.seq}: ", error)
         return self._result
 
     def _write_back(self) -> RingcommError | None:
@@ -202,7 +201,7 @@ class Pipe:
                 )
             finally:
                 if slot[0]:
-                    self._works[_number(slot[0])] = work
+                    self._works[address_of(slot[0])] = work
         return code, error
 
     def drain(self) -> None:
@@ -230,7 +229,7 @@ class Pipe:
         if lib.rc_pipe_take(self._handle, timeout_ms, out, landed) != OK:
             return None
         with self._registered:
-            number = _number(out[0])
+            number = address_of(out[0])
             work = self._works.pop(number) if landed[0] else self._works[number]
         lib.rc_flight_free(out[0])
         return work.landed if landed[0] else work.over
@@ -253,8 +252,7 @@ def _one_stream(work: DeviceWork) -> int:
 def _make_pipe(comm: Any, device: int, kernels: bytes) -> Any:
     out, error = ffi.new("rc_pipe **"), ffi.new("rc_error *")
     code = lib.rc_pipe_create(out, comm, cuda.library(), device, kernels, ARENA_BYTES, error)
-    if code != OK:
-        raise error_class(code)(f"GPU {device}: {text(error.message)}")
+    check(code, f"GPU {device}: ", error)
     return out[0]
 
 
@@ -274,7 +272,3 @@ def _ptx() -> tuple[bytes, str]:
     """Returns the PTX text and its digest, by which setup.py names the machine code."""
     ptx = resources.files("ringcomm").joinpath("kernels.ptx").read_bytes()
     return ptx, hashlib.sha256(ptx).hexdigest()[:16]
-
-
-def _number(flight: Any) -> int:
-    return int(ffi.cast("uintptr_t", flight))
