@@ -21,36 +21,35 @@ weights_only=True. A state that is refused changes nothing.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 
 from .communicator import Communicator
+from .config import names_arguments
 from .core.faces.torch import torch_of_caller
 from .core.residuals import Floats
 from .errors import ConfigError, warn_caller
 
 Place = Mapping[str, int]
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 _OPS = (None, "sum", "avg", "gather")
 
 
 @dataclasses.dataclass(frozen=True)
-class ExactState:
-    """Exact state of one tensor's residuals."""
+class TensorState:
+    """State of one tensor's residuals: a rank's own, or gathered, with owner_start None."""
 
     worker: Floats
     owner: Floats
-    owner_start: int
+    owner_start: int | None
     op: str | None
     loss_scale: float
 
     def state_dict(self, place: Place) -> dict[str, Any]:
-        """Returns the dictionary to save."""
+        """Returns the dictionary to save of a rank's own."""
         return {
             "exact": dict(place),
             "op": self.op,
@@ -66,7 +65,7 @@ def place_of(comm: Communicator) -> Place:
     return {"world_size": comm.world_size, "rank": comm.rank}
 
 
-def is_exact(state: object) -> bool:
+def is_exact(state: object) -> TypeGuard[Mapping[str, Any]]:
     """True for a rank's own state, of a tensor or of several."""
     return isinstance(state, Mapping) and "exact" in state
 
@@ -126,35 +125,31 @@ def _without_residuals(state: Any, place: Place) -> Any:
     return empty
 
 
-def without_exact(state_dict: Callable[P, R]) -> Callable[P, R]:
+def without_exact(state_dict: F) -> F:
     """Wraps a ``state_dict`` to refuse the removed argument ``exact=`` and name its replacement."""
-
-    @functools.wraps(state_dict)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        if "exact" in kwargs:
-            raise ConfigError(
-                "state_dict() takes no exact=: it is always this rank's own, exact, and sends "
-                "nothing; gather_state_dict(), which all ranks call, is for a world of any size"
-            )
-        return state_dict(*args, **kwargs)
-
-    return checked
+    gone = (
+        "is gone: the state is always this rank's own, exact, and sends nothing; "
+        "gather_state_dict(), which all ranks call, is for a world of any size"
+    )
+    return names_arguments(state_dict, removed={"exact": gone})
 
 
-def read_exact(state: Mapping[str, Any], place: Place, name: str) -> ExactState:
+def read_exact(state: Mapping[str, Any], place: Place, name: str) -> TensorState:
     """Reads the saved state of one tensor for this place. Raises ConfigError if it is invalid."""
-    wrong = ConfigError(f"{name}: this is no state_dict() of an ErrorFeedback")
-    if state["exact"] != dict(place):
-        raise wrong
-    start, scale = state.get("owner_start"), state.get("loss_scale")
-    if not isinstance(start, int) or state.get("op") not in _OPS:
-        raise wrong
-    if not isinstance(scale, float) or not 0 < scale < float("inf"):
-        raise wrong
-    worker, owner = (_floats(state.get(part), wrong) for part in ("worker", "owner"))
-    if start < 0 or start + len(owner) > len(worker):
-        raise wrong
-    return ExactState(worker, owner, start, state["op"], scale)
+    worker, owner = (floats_of(state.get(part)) for part in ("worker", "owner"))
+    start, op, scale = (state.get(part) for part in ("owner_start", "op", "loss_scale"))
+    if (
+        state["exact"] != dict(place)
+        or worker is None
+        or owner is None
+        or not isinstance(start, int)
+        or not 0 <= start <= len(worker) - len(owner)
+        or op not in _OPS
+        or not isinstance(scale, float)
+        or not 0 < scale < float("inf")
+    ):
+        raise ConfigError(f"{name}: this is no state_dict() of an ErrorFeedback")
+    return TensorState(worker, owner, start, op, scale)
 
 
 def as_callers(array: Floats) -> Any:
@@ -163,14 +158,13 @@ def as_callers(array: Floats) -> Any:
     return array if torch is None else torch.from_numpy(array)
 
 
-def _floats(value: object, wrong: ConfigError) -> Floats:
+def floats_of(value: object) -> Floats | None:
+    """Returns residuals of a state as an array; None for all but float32 of one dimension."""
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError):  # a tensor that numpy cannot see
-        raise wrong from None
-    if array.dtype != np.float32 or array.ndim != 1:
-        raise wrong
-    return array
+        return None
+    return array if array.dtype == np.float32 and array.ndim == 1 else None
 
 
 def _format_place(place: Place) -> str:

@@ -24,12 +24,21 @@ from typing import Any
 
 import numpy as np
 
-from .api import default_communicator
+from .api import given_or_default
 from .codecs import BLOCK
 from .communicator import Communicator
 from .core.residuals import Floats, Residuals, require_scale
 from .errors import ConfigError, MismatchError, naming
-from .exact import ExactState, as_callers, as_own, is_exact, place_of, read_exact, without_exact
+from .exact import (
+    TensorState,
+    as_callers,
+    as_own,
+    floats_of,
+    is_exact,
+    place_of,
+    read_exact,
+    without_exact,
+)
 
 _FORMAT = 1
 _MOST_ELEMENTS = 2 << 20  # elements of tensors that one all-reduce saves together
@@ -63,7 +72,7 @@ class ErrorFeedback(Residuals):
 
         Raises ConfigError while a collective in flight uses it.
         """
-        return {"format": _FORMAT, **self._exact().state_dict(place_of(_use(comm)))}
+        return {"format": _FORMAT, **self._exact().state_dict(place_of(given_or_default(comm)))}
 
     @naming("gather_state_dict() of ErrorFeedback")
     def gather_state_dict(self, comm: Communicator | None = None) -> dict[str, Any]:
@@ -82,7 +91,7 @@ class ErrorFeedback(Residuals):
             MismatchError: the ranks' residuals differ in size or op, or not all ranks call it.
             RingcommError: as ``allreduce``.
         """
-        return _save([self], [""], _use(comm))[0]
+        return _save([self], [""], given_or_default(comm))[0]
 
     def load_state_dict(self, state: Mapping[str, Any], comm: Communicator | None = None) -> None:
         """Restores a state of ``state_dict`` or ``gather_state_dict``. Nothing is sent; each
@@ -96,23 +105,21 @@ class ErrorFeedback(Residuals):
                 another size; or the feedback is in use. (Another rank's own, of a world of this
                 size, is taken as zero, with a warning.)
         """
-        comm = _use(comm)
+        comm = given_or_default(comm)
         if is_exact(state):
             state = as_own(state, place_of(comm), self.name)
         self._take(_read(state, self.name, comm), comm)
 
-    def _exact(self) -> ExactState:
+    def _exact(self) -> TensorState:
         start, owner = self._owner()
-        return ExactState(self.worker, owner, start, self._op, self._loss_scale)
+        return TensorState(self.worker, owner, start, self._op, self._loss_scale)
 
-    def _take(self, state: _State | ExactState, comm: Communicator) -> None:
-        if isinstance(state, ExactState):
-            self.load(state.worker, state.owner, state.owner_start)
-            self._op, self._loss_scale = state.op, state.loss_scale
-            return
-        share = state.worker * _share(state.op != "avg", comm)
-        start, stop = _own_part(len(state.worker), comm)
-        self.load(share, state.owner[start:stop], start)
+    def _take(self, state: TensorState, comm: Communicator) -> None:
+        worker, owner, start = state.worker, state.owner, state.owner_start
+        if start is None:
+            start, stop = _own_part(len(worker), comm)
+            worker, owner = worker * _share(state.op != "avg", comm), owner[start:stop]
+        self.load(worker, owner, start)
         self._op, self._loss_scale = state.op, state.loss_scale
 
 
@@ -189,22 +196,17 @@ class FeedbackStore:
     def state_dict(self, comm: Communicator | None = None) -> dict[str, Any]:
         """Returns ErrorFeedback.state_dict of all: ``tensors`` by name, ``loss_scale``, ``format``,
         and in ``exact`` the rank it belongs to. Nothing is sent."""
-        comm = _use(comm)
-        return {
-            **self._state_of({name: self._items[name].state_dict(comm) for name in self._names()}),
-            "exact": dict(place_of(comm)),
-        }
+        comm = given_or_default(comm)
+        tensors = {name: one.state_dict(comm) for name, one in sorted(self._items.items())}
+        return {**self._state_of(tensors), "exact": dict(place_of(comm))}
 
     @naming("gather_state_dict() of FeedbackStore")
     def gather_state_dict(self, comm: Communicator | None = None) -> dict[str, Any]:
         """Returns ErrorFeedback.gather_state_dict of all: ``tensors`` by name, ``loss_scale`` and
         ``format``. A collective; small tensors share all-reduces."""
-        names = self._names()
-        saved = _save([self._items[name] for name in names], names, _use(comm))
+        names = sorted(self._items)
+        saved = _save([self._items[name] for name in names], names, given_or_default(comm))
         return self._state_of(dict(zip(names, saved, strict=True)))
-
-    def _names(self) -> list[str]:
-        return sorted(self._items)
 
     def _state_of(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         return {"format": _FORMAT, "loss_scale": self._loss_scale, "tensors": tensors}
@@ -229,35 +231,31 @@ class FeedbackStore:
         _require_format(state, "the store")
         scale = state.get("loss_scale")
         require_scale("the state's loss_scale", scale)
-        comm = _use(comm)
+        comm = given_or_default(comm)
         if is_exact(state):
             state = as_own(state, place_of(comm), "the store")
         known = {name: _read(one, repr(name), comm) for name, one in state["tensors"].items()}
         self._require_same(known, strict)
         self._each(lambda one: None)
-        was_empty = not self._items
-        for name, saved in known.items():
-            if name in self._items or was_empty:
-                item = self._items[name] if name in self._items else self.add(name)
-                item._take(saved, comm)
+        taken = [name for name in known if name in self._items] if self._items else known
+        for name in taken:
+            (self._items.get(name) or self.add(name))._take(known[name], comm)
         self._loss_scale = float(scale)  # type: ignore[arg-type]
         for one in self._items.values():
             one.loss_scale = self._loss_scale
         self._restored = strict
 
-    def _require_same(self, known: Mapping[str, _State | ExactState], strict: bool) -> None:
-        wrong = []
-        if strict and self._items:
-            wrong += [
-                (names, what)
-                for names, what in (
-                    (sorted(set(self._items) - set(known)), "it lacks {}"),
-                    (sorted(set(known) - set(self._items)), "it has {}, unknown here"),
-                )
-                if names
-            ]
-        found = [what.format(_listed(list(map(repr, names)))) for names, what in wrong]
-        for name in sorted(set(known) & set(self._items)):
+    def _require_same(self, known: Mapping[str, TensorState], strict: bool) -> None:
+        differing = (
+            (self._items.keys() - known.keys(), "it lacks {}"),
+            (known.keys() - self._items.keys(), "it has {}, unknown here"),
+        )
+        found = [
+            what.format(_listed(sorted(names)))
+            for names, what in differing
+            if names and strict and self._items
+        ]
+        for name in sorted(known.keys() & self._items.keys()):
             here, there = self._items[name].count, len(known[name].worker)
             if there and here not in (None, there):
                 found.append(f"{name!r} has {there} elements there and {here} here")
@@ -271,15 +269,8 @@ class FeedbackStore:
 # ---- states ----
 
 
-class _State:
-    """Checked state of one tensor, for a world of any size."""
-
-    def __init__(self, worker: Floats, owner: Floats, op: str | None, loss_scale: float) -> None:
-        self.worker, self.owner, self.op, self.loss_scale = worker, owner, op, loss_scale
-
-
-def _read(state: object, name: str, comm: Communicator) -> _State | ExactState:
-    if isinstance(state, Mapping) and is_exact(state):
+def _read(state: object, name: str, comm: Communicator) -> TensorState:
+    if is_exact(state):
         _require_format(state, name)
         return read_exact(state, place_of(comm), name)
     if not isinstance(state, Mapping) or not {"worker", "owner", "op"} <= set(state):
@@ -288,22 +279,19 @@ def _read(state: object, name: str, comm: Communicator) -> _State | ExactState:
         )
     _require_format(state, name)
     require_scale(f"{name}: loss_scale", state.get("loss_scale"))
-    try:
-        parts = [np.asarray(state[part]) for part in ("worker", "owner")]
-    except (TypeError, ValueError, RuntimeError):  # a tensor that numpy cannot see
-        parts = []
-    if not parts or any(part.dtype != np.float32 or part.ndim != 1 for part in parts):
+    worker, owner = (floats_of(state[part]) for part in ("worker", "owner"))
+    if worker is None or owner is None:
         raise ConfigError(
             f"{name}: the residuals of a state are float32 of one dimension, in host memory"
         )
-    if len(parts[0]) != len(parts[1]):
+    if len(worker) != len(owner):
         raise ConfigError(
-            f"{name}: the state has {len(parts[0])} residuals of the workers and "
-            f"{len(parts[1])} of the owners; it must be as many"
+            f"{name}: the state has {len(worker)} residuals of the workers and "
+            f"{len(owner)} of the owners; it must be as many"
         )
     if state["op"] not in (None, "sum", "avg"):
         raise ConfigError(f"{name}: the state's op is {state['op']!r}; it must be sum or avg")
-    return _State(parts[0], parts[1], state["op"], float(state["loss_scale"]))
+    return TensorState(worker, owner, None, state["op"], float(state["loss_scale"]))
 
 
 def _require_format(state: Mapping[str, Any], name: str) -> None:
@@ -325,19 +313,17 @@ def _save(
                 "rank"
             )
     _require_agreement(items, names, comm)
-    saved: list[dict[str, Any]] = []
-    for group in _groups(items):
-        for one, worker, owner in zip(group, *_gathered(group, comm), strict=True):
-            saved.append(
-                {
-                    "format": _FORMAT,
-                    "op": one._op,
-                    "loss_scale": one.loss_scale,
-                    "worker": as_callers(worker),
-                    "owner": as_callers(owner),
-                }
-            )
-    return saved
+    return [
+        {
+            "format": _FORMAT,
+            "op": one._op,
+            "loss_scale": one.loss_scale,
+            "worker": as_callers(worker),
+            "owner": as_callers(owner),
+        }
+        for group in _groups(items)
+        for one, worker, owner in zip(group, *_gathered(group, comm), strict=True)
+    ]
 
 
 def _require_agreement(
@@ -348,7 +334,7 @@ def _require_agreement(
     if any((row != digest).any() for row in comm.allgather(digest)):
         raise MismatchError(
             "the ranks save residuals of different tensors, sizes or ops; rank "
-            f"{comm.rank} has {len(about)}: {_listed(list(map(str, about)))}"
+            f"{comm.rank} has {len(about)}: {_listed(about)}"
         )
 
 
@@ -403,10 +389,6 @@ def _own_part(count: int, comm: Communicator) -> tuple[int, int]:
     return min(comm.rank * size, count), min((comm.rank + 1) * size, count)
 
 
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3])
+def _listed(names: Sequence[object]) -> str:
+    shown = ", ".join(map(repr, names[:3]))
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
-
-
-def _use(comm: Communicator | None) -> Communicator:
-    return default_communicator() if comm is None else comm

@@ -29,7 +29,7 @@ from .core.calls import Op, Prepared
 from .core.native import lib
 from .core.residuals import Residuals
 from .core.views import NUMPY_NAMES, unsupported
-from .errors import ConfigError, RingcommError, TensorError
+from .errors import ConfigError, TensorError
 from .fusion import Works, allreduce_many
 
 __all__ = ["TreeWork", "allreduce", "pmean"]
@@ -39,27 +39,18 @@ Feedbacks = Sequence[Residuals] | Literal[False] | None
 _ALIGNMENT = 64  # bytes; JAX takes over no memory that begins elsewhere
 
 
-class TreeWork:
+class TreeWork(Works):
     """All-reduce of a pytree in flight, as returned with ``async_op=True``."""
 
     def __init__(self, works: Works, leaves: Sequence[Any], structure: Any) -> None:
-        self._works = works
+        super().__init__(works._works, works._result)
         self._devices = [leaf.sharding if leaf.committed else None for leaf in leaves]
         self._structure = structure
 
     def wait(self, timeout: float | None = None) -> Any:
         """Waits for the result and returns it; otherwise as ``Work.wait``."""
-        results = self._works.wait(timeout)
-        arrays = jax.device_put(results, self._devices, may_alias=True)
+        arrays = jax.device_put(super().wait(timeout), self._devices, may_alias=True)
         return jax.tree.unflatten(self._structure, arrays)
-
-    def done(self) -> bool:
-        """True once it is over, well or not. Never waits."""
-        return self._works.done()
-
-    def exception(self) -> RingcommError | None:
-        """Returns the failure, or None if there is none (yet). Never waits."""
-        return self._works.exception()
 
 
 def allreduce(

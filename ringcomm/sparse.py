@@ -29,12 +29,12 @@ from typing import Any
 
 import numpy as np
 
-from .api import default_communicator
+from .api import given_or_default
 from .communicator import Communicator
 from .core.chunks import Bytes, Entries, Floats, Format, as_view, join, select
 from .core.work import Work
 from .errors import ConfigError, MismatchError, RingcommError, naming
-from .exact import as_callers, is_exact, is_own, place_of, without_exact
+from .exact import as_callers, floats_of, is_exact, is_own, place_of, without_exact
 
 _STATE = 1
 _MOST_GATHERED = 4  # most ranks for which "auto" sends every payload to all
@@ -84,10 +84,10 @@ class SparseExchange:
         owner_k: int | None = None,
     ) -> None:
         _require(isinstance(count, int) and count >= 0, "count", count, "the elements of a tensor")
-        _require(_is_share(decay, 0.0), "decay", decay, "0 to 1")
+        _require(_is_share(decay), "decay", decay, "0 to 1")
         _require(aggregate in AGGREGATES, "aggregate", aggregate, " or ".join(AGGREGATES))
         _require(exchange in EXCHANGES, "exchange", exchange, ", ".join(EXCHANGES))
-        self.comm = default_communicator() if comm is None else comm
+        self.comm = given_or_default(comm)
         self.count = count
         self.decay = float(decay)
         self.aggregate = aggregate
@@ -273,15 +273,12 @@ class SparseExchange:
             raise ConfigError(
                 f"the state is of {state.get('count')} elements, and this exchange of {self.count}"
             )
-        try:
-            worker, owner = (np.asarray(state[part]) for part in ("worker", "owner"))
-            start = int(state["owner_start"])
-        except (KeyError, TypeError, ValueError, RuntimeError):
-            raise wrong from None
-        whole = self.count - start if is_exact(state) else self.count
-        if worker.shape != (self.count,) or owner.ndim != 1 or len(owner) > whole:
+        worker, owner = (floats_of(state.get(part)) for part in ("worker", "owner"))
+        start = state.get("owner_start")
+        if worker is None or owner is None or not isinstance(start, int) or start < 0:
             raise wrong
-        if worker.dtype != np.float32 or owner.dtype != np.float32 or start < 0:
+        whole = self.count - start if is_exact(state) else self.count
+        if len(worker) != self.count or len(owner) > whole:
             raise wrong
         return worker, owner, start
 
@@ -460,7 +457,7 @@ def _kept(density: float, k: int | None, chunk: int, block: int) -> int:
     """Returns the number of blocks of a chunk to send."""
     if k is not None:
         return _units(k, block)
-    _require(_is_share(density, 0.0) and density > 0, "density", density, "more than 0, at most 1")
+    _require(_is_share(density) and density > 0, "density", density, "more than 0, at most 1")
     return max(1, round(density * chunk / block))
 
 
@@ -470,8 +467,8 @@ def _units(k: object, block: int) -> int:
     return int(k) // block  # type: ignore[call-overload, no-any-return]
 
 
-def _is_share(value: object, low: float) -> bool:
-    return isinstance(value, (int, float)) and low <= value <= 1
+def _is_share(value: object) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value <= 1
 
 
 def _require(holds: bool, name: str, value: object, wanted: str) -> None:

@@ -253,7 +253,7 @@ def test_an_own_state_elsewhere(name: str) -> None:
 )
 def test_the_argument_of_before_is_answered(kind: type[Any]) -> None:
     assert "exact" not in inspect.signature(kind.state_dict).parameters
-    with pytest.raises(ConfigError, match=r"takes no exact=: .* gather_state_dict\(\), which all"):
+    with pytest.raises(ConfigError, match=r"exact= is gone: .* gather_state_dict\(\), which all"):
         kind.state_dict(object(), exact=True)
 
 
