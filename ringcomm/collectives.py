@@ -6,6 +6,7 @@ call; the Dispatcher runs it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeVar, overload
 
@@ -397,21 +398,13 @@ class Collectives(Dispatcher):
         if tensor is None:
             if self.rank == root or out is None:
                 raise TensorError("scatter: give root's tensor, and on the other ranks out=")
-            dst = _written(out)
-            return self.run_collective(
-                lib.RC_SCATTER, None, dst, dst.count, root=root, async_op=async_op, timeout=timeout
-            )
-        src = view(tensor, writable=False)
-        rows = self._rows("scatter", src, exactly_one=True)
-        dst = self._result(out, src, rows[1:])
+            src, dst = None, _written(out)
+        else:
+            given = view(tensor, writable=False)
+            rows = self._rows("scatter", given, exactly_one=True)
+            src, dst = given if self.rank == root else None, self._result(out, given, rows[1:])
         return self.run_collective(
-            lib.RC_SCATTER,
-            src if self.rank == root else None,
-            dst,
-            dst.count,
-            root=root,
-            async_op=async_op,
-            timeout=timeout,
+            lib.RC_SCATTER, src, dst, dst.count, root=root, async_op=async_op, timeout=timeout
         )
 
     @overload
@@ -654,11 +647,7 @@ class Collectives(Dispatcher):
         return dst
 
     def _result(self, out: Any, src: View, shape: tuple[int, ...]) -> View:
-        made = src.new(shape) if out is None else out
-        count = 1
-        for size in shape:
-            count *= size
-        return self._out(made, src, count)
+        return self._out(src.new(shape) if out is None else out, src, math.prod(shape))
 
 
 def _written(tensor: Any) -> View:

@@ -299,7 +299,7 @@ class Over(pipe.DeviceWork):
     def __init__(self) -> None:
         self.followed: list[int | None] = []
 
-    def __del__(self, free: Any = None) -> None:
+    def __del__(self) -> None:
         pass
 
     def wait(self, timeout: float | None = None, stream: Any = None) -> None:

@@ -27,6 +27,7 @@ Feedback = Residuals | Literal[False] | None
 
 ANY_SOURCE = int(lib.RC_ANY_SOURCE)
 _CALL = ffi.typeof("rc_call *")
+_MESSAGES = lib.RC_SEND, lib.RC_RECV
 
 #: Names of the operations in other libraries.
 _OTHER_NAMES = {
@@ -77,7 +78,7 @@ USERS_TAGS = 2**31
 
 def is_message(collective: int, tag: int) -> bool:
     """True if a call is a send or receive of the user's."""
-    return collective in (lib.RC_SEND, lib.RC_RECV) and tag < USERS_TAGS
+    return collective in _MESSAGES and tag < USERS_TAGS
 
 
 def check_tag(tag: object) -> int:

@@ -71,18 +71,11 @@ def _held(kept: Any) -> tuple[Held, ...]:
     return kept if type(kept) is tuple else (Memory(kept),)
 
 
-def _refusal(code: int, call: Any) -> type[RingcommError]:
-    """Returns the class of the error of a call that the core refuses with this code."""
-    is_taken = code == lib.RC_INVALID_STATE and call.feedback  # by another thread
-    return ConfigError if is_taken else error_class(code)
-
-
 class Dispatcher:
     """Base of Communicator: submits calls, and holds their works until they are over.
 
     Attributes:
         engine: the process's engine for the kernel set of the settings.
-        is_timed: True if a timeline notes each work; then every call has one.
     """
 
     def __init__(self, mesh: Mesh, config: Config) -> None:
@@ -93,7 +86,6 @@ class Dispatcher:
         self.rails = mesh.rails
         self.config = config
         self.engine = acquire_engine(config.kernel_set)
-        self.is_timed = bool(config.timeline)
         # Held while the handle is in use, so that close() in another thread cannot free it then. A
         # signal handler may close within such a call.
         self._lock = threading.RLock()
@@ -104,7 +96,7 @@ class Dispatcher:
         self._calls_in_core: dict[Any, tuple[int, Any]] = {}
         self._in_flight: dict[int, Work] = {}
         self._reap_all_at = _UNWAITED
-        self._timeline: Timeline | None = None
+        self._timeline: Timeline | None = None  # notes each work; then every call has one
         self._handle: Any = None
         self._pipe: Pipe | None = None  # made with the first GPU tensor
         self._keeper: LaneKeeper | None = None  # where lost lanes are made anew
@@ -115,12 +107,8 @@ class Dispatcher:
         """True in a forked child of the process that made it, where it does not work."""
         return self.engine.forked
 
-    def require_own_process(self) -> None:
-        """Raises NotInitializedError in a forked child of the process that made it."""
-        self.engine.require_own_process()
-
     def _require_open(self) -> None:
-        self.require_own_process()
+        self.engine.require_own_process()
         if self._handle is None:
             raise NotInitializedError("the communicator is closed")
 
@@ -153,7 +141,7 @@ class Dispatcher:
         else:  # what plain_memory does, without its call
             find = PLAIN.get(type(tensor))
             memory = None if find is None else find(tensor)
-        if memory is None or type(root) is not int or self.engine.forked or self.is_timed:
+        if memory is None or type(root) is not int or self.engine.forked or self._timeline:
             return False  # True and 1.0 are equal to 1
         dtype, address, count, keep = memory
         try:  # what _prepare does first, without its call
@@ -225,22 +213,18 @@ class Dispatcher:
         if timeout is not None:
             call.timeout_ms = milliseconds(timeout)
         call.caller = number_of_caller()
-        on_host = where is None or not where.count
-        plain = on_host and not isinstance(feedback, Residuals) and on_done is None
+        plain = where is None and not isinstance(feedback, Residuals) and on_done is None
         # On a callback thread a Work tells, before it waits, that another thread has to take over.
-        has_work = async_op or self.is_timed or callback_threads.on_callback_thread()
+        has_work = async_op or self._timeline or callback_threads.on_callback_thread()
         runs_now = plain and not has_work
         if runs_now and self._run_now(prepared, call, count, source, target, views, result):
             return result
-        call.waits, call.notify = not async_op, on_done is not None
+        call.waits, call.notify = not async_op, on_done is not None and where is None
         name = prepared.name(count)
         if isinstance(feedback, Residuals) and src is not None:
             made_by = "gather" if collective == lib.RC_ALLGATHER else op
             call.feedback = feedback.require_fit(name, src.dtype, src.count, made_by)
-        if where is not None and where.count:
-            work = self._submit_to_pipe(call, name, views, result, where, feedback, on_done)
-        else:
-            work = self._submit(call, name, views, result, feedback, on_done)
+        work = self._submit(call, name, views, result, feedback, on_done, where)
         return work if async_op else work.wait()
 
     def _prepare(
@@ -320,33 +304,51 @@ class Dispatcher:
         result: Any,
         feedback: Feedback = None,
         on_done: Callable[[Work], None] | None = None,
+        where: DeviceView | None = None,
     ) -> Work:
-        """Submits a call on host memory."""
-        error = ffi.new("rc_error *")
-        work = Work(self, name, held, result, feedback=feedback)
+        """Submits a call. ``where``: tells the GPU that its memory lies on; None: the host."""
+        if where is None:
+            work = Work(self, name, held, result, feedback=feedback)
+        else:
+            work = DeviceWork(self, name, held, result, where, on_done, feedback)
         work.is_message = is_message(call.collective, call.tag)
         if isinstance(feedback, Residuals):
             feedback.hold(work)
-        if self._pipe is not None:
-            self._pipe.drain()
-        with self._lock:
-            self._require_open()
-            try:  # held before the core has it: an interrupt must not free borrowed memory
-                self._in_flight[id(work)] = work
-                if on_done is not None:
-                    work.notify(on_done)
-                code = lib.rc_submit(self._handle, call, work.slot, error)
-            finally:
-                if not work.slot[0]:  # refused, or interrupted on the way
-                    self._in_flight.pop(id(work), None)
-                    self.engine.unwatch(work.slot)
-            if code != OK:
-                raise _refusal(code, call)(f"{name}: {text(error.message)}")
+        try:  # held before the core has it: an interrupt must not free borrowed memory
+            self._in_flight[id(work)] = work
+            if isinstance(work, DeviceWork):
+                code, error = self._pipe_to(work.where).submit(work, call)
+            else:
+                code, error = self._submit_on_host(work, call, on_done)
+        finally:
+            if not work.slot[0]:  # refused, or interrupted on the way
+                self._in_flight.pop(id(work), None)
+                self.engine.unwatch(work.slot)
+        if code != OK:
+            kind = error_class(code)
+            if code == lib.RC_INVALID_STATE and call.feedback:  # taken by another thread
+                kind = ConfigError
+            elif code == lib.RC_INVALID_ARGUMENT and where is not None:
+                kind = TensorError
+            raise kind(f"{name}: {text(error.message)}")
         if self._timeline is not None:
             self._timeline.submitted(work)
         if len(self._in_flight) > 1:
             self._reap_finished_works()
         return work
+
+    def _submit_on_host(
+        self, work: Work, call: Any, on_done: Callable[[Work], None] | None
+    ) -> tuple[int, Any]:
+        """Submits a work's call on host memory; returns the rc_result and the rc_error."""
+        error = ffi.new("rc_error *")
+        if self._pipe is not None:
+            self._pipe.drain()
+        with self._lock:
+            self._require_open()
+            if on_done is not None:
+                work.notify(on_done)
+            return lib.rc_submit(self._handle, call, work.slot, error), error
 
     def _pipe_to(self, where: DeviceView) -> Pipe:
         """Returns the pipe to the tensor's GPU, made with the first GPU tensor. Raises TensorError
@@ -361,36 +363,6 @@ class Dispatcher:
                     f"{self._pipe.device}; make one for each GPU, with Communicator.split"
                 )
             return self._pipe
-
-    def _submit_to_pipe(
-        self,
-        call: Any,
-        name: str,
-        views: tuple[View, ...],
-        result: Any,
-        where: DeviceView,
-        feedback: Feedback,
-        on_done: Callable[[Work], None] | None,
-    ) -> Work:
-        """Submits a call on memory of a GPU."""
-        pipe = self._pipe_to(where)
-        work = DeviceWork(self, name, views, result, where, on_done, feedback)
-        work.is_message = is_message(call.collective, call.tag)
-        call.notify = 0
-        try:  # held before the core has it, as above
-            self._in_flight[id(work)] = work
-            code, error = pipe.submit(work, call)
-        finally:
-            if not work.slot[0]:
-                self._in_flight.pop(id(work), None)
-        if code != OK:
-            kind = TensorError if code == lib.RC_INVALID_ARGUMENT else _refusal(code, call)
-            raise kind(f"{name}: {text(error.message)}")
-        if isinstance(feedback, Residuals):
-            feedback.hold(work)
-        if self._timeline is not None:
-            self._timeline.submitted(work)
-        return work
 
     # ---- works in flight ----
 

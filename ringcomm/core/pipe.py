@@ -25,8 +25,8 @@ from ..errors import RingcommError, TensorError
 from . import cuda
 from .callback_threads import CallbackThreads
 from .native import AGAIN, OK, address_of, check, ffi, lib, text
-from .views import DeviceView, PackedView, View, streams_of
-from .work import SLICE_MS, Owner, Work
+from .views import DeviceView, PackedView, streams_of
+from .work import SLICE_MS, Held, Owner, Work, functions_of
 
 CALLBACK_THREAD = "ringcomm-gpu"
 ARENA_BYTES = 256 << 20
@@ -40,25 +40,26 @@ class DeviceWork(Work):
     ``wait`` returns once the copy of the result to the GPU has begun, and makes the current stream
     wait for it (without a known stream it returns after the copy). ``done`` is True, and a callback
     of ``on_done`` is called, after the copy: every stream and the host may use the result then.
+
+    Attributes:
+        where: tells the GPU, and the stream, of its tensors.
     """
+
+    _core = functions_of("flight")
 
     def __init__(
         self,
         comm: Owner,
         name: str,
-        views: tuple[View, ...],
+        held: Sequence[Held],
         result: Any,
         where: DeviceView,
         on_done: Callable[[Work], None] | None,
         feedback: object,
     ) -> None:
-        super().__init__(comm, name, views, result, ffi.new("rc_flight **"), feedback)
-        self._held: Sequence[View] = views
-        self._where = where
+        super().__init__(comm, name, held, result, ffi.new("rc_flight **"), feedback)
+        self.where = where
         self._on_done = on_done
-
-    def __del__(self, free: Any = lib.rc_flight_free) -> None:  # globals may be gone at exit
-        free(self.slot[0])
 
     def wait(self, timeout: float | None = None, stream: Any = None) -> Any:
         """Waits as Work.wait. ``stream``: is made to wait for the result; None: the current one."""
@@ -89,34 +90,11 @@ class DeviceWork(Work):
         if have_run:
             callback(self)
         else:
-            lib.rc_flight_notify(self.slot[0])
-
-    @property
-    def root(self) -> int:
-        """Root as of Work.root."""
-        return int(lib.rc_flight_root(self.slot[0]))
-
-    @property
-    def seq(self) -> int:
-        """Number as of Work.seq; 0 before the core has the call."""
-        return int(lib.rc_flight_seq(self.slot[0]))
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds as of Work.elapsed, of the core's part."""
-        return float(lib.rc_flight_elapsed(self.slot[0]))
-
-    # ---- called by the pipe's thread ----
-
-    def over(self) -> None:
-        """Runs the callbacks of call_back(): the collective is over."""
-        with self._lock:
-            callbacks, self._callbacks = self._callbacks or (), ()
-        for callback in callbacks:
-            callback(self)
+            self._core.notify(self.slot[0])
 
     def landed(self) -> None:
-        """Releases the tensors and runs the callback of on_done: the result is on the GPU."""
+        """Releases the tensors and runs the callback of on_done: the result is on the GPU. Called
+        by the pipe's thread, as ``over`` is."""
         self.over()  # callbacks that were registered after over() was called
         self._finish(self._poll(0))
         callback, self._on_done = self._on_done, None
@@ -124,10 +102,6 @@ class DeviceWork(Work):
             callback(self)
 
     # ---- helpers ----
-
-    def _poll(self, timeout_ms: int) -> int:
-        handle = self.slot[0]
-        return int(lib.rc_flight_wait(handle, timeout_ms)) if handle else AGAIN
 
     def _return_or_raise(self, result: int) -> Any:
         """Raises the error of a flight that is over, or makes the streams wait for its result."""
@@ -145,15 +119,6 @@ class DeviceWork(Work):
             code = lib.rc_flight_order(self.slot[0], stream, error)
             check(code, f"{self.name} #{self.seq}: ", error)
         return self._result
-
-    def _write_back(self) -> RingcommError | None:
-        return None  # the pipe has done it
-
-    def _fetch_error(self, error: Any) -> None:
-        lib.rc_flight_error(self.slot[0], error)
-
-    def _fetch_stats(self, stats: Any) -> None:
-        lib.rc_flight_stats_get(self.slot[0], stats)
 
 
 class Pipe:
@@ -192,7 +157,7 @@ class Pipe:
         stream = _one_stream(work)
         self._callback_threads.start()
         error, slot = ffi.new("rc_error *"), work.slot
-        pieces = work._where.pieces if isinstance(work._where, PackedView) else []
+        pieces = work.where.pieces if isinstance(work.where, PackedView) else []
         parts = ffi.new("rc_piece[]", [(p.address, at, p.nbytes) for at, p in pieces])
         with self._registered:
             try:

@@ -16,6 +16,7 @@ result is refused: a copy back would have to follow the result on every stream.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,6 +73,7 @@ class View:
         count: number of elements.
         dtype: a name of DTYPES.
         shape: shape of the caller's object.
+        new: makes an uninitialised tensor of a shape, of the same library and dtype.
         finish: call once after the collective: scatters a gathered copy back. Raises ValueError if
             that fails, or if the memory was given up meanwhile.
         is_copy: True if the result is in the object only after ``finish``.
@@ -79,12 +81,12 @@ class View:
 
     __slots__ = (
         "_keep",
-        "_make",
         "address",
         "count",
         "dtype",
         "finish",
         "is_copy",
+        "new",
         "owner",
         "shape",
     )
@@ -109,7 +111,7 @@ class View:
         self.finish = finish
         self.is_copy = is_copy
         self._keep = keep
-        self._make = make
+        self.new = make
 
     @property
     def nbytes(self) -> int:
@@ -121,10 +123,6 @@ class View:
         if start < self.address + self.nbytes and self.address < stop:
             return True
         return _overlaps(self._keep, start, stop)
-
-    def new(self, shape: tuple[int, ...]) -> Any:
-        """Makes an uninitialised tensor of the same library and dtype."""
-        return self._make(shape)
 
 
 def _overlaps(kept: Any, start: int, stop: int) -> bool:
@@ -164,10 +162,7 @@ class DeviceView(View):
         current: Callable[[], int],
         make: Callable[[tuple[int, ...]], Any],
     ) -> None:
-        count = 1
-        for size in shape:
-            count *= size
-        super().__init__(owner, keep, address, dtype, shape, count, make)
+        super().__init__(owner, keep, address, dtype, shape, math.prod(shape), make)
         self.device = device
         self._current = current
 
@@ -219,19 +214,17 @@ class PackedView(DeviceView):
 
 def common_device(views: Sequence[View]) -> DeviceView | None:
     """Returns the first view with elements if all views lie on one GPU; None if all lie on the
-    host. Raises TensorError for a mixture."""
+    host or none has elements. Raises TensorError for a mixture."""
     found = [view for view in views if isinstance(view, DeviceView)]
-    if not found:
-        return None
-    if len(found) < len(views):
+    if found and len(found) < len(views):
         raise TensorError("one tensor of the call lies on a GPU and another in host memory")
     devices = sorted({view.device for view in found if view.count})
     if len(devices) > 1:
         raise TensorError(f"the call's tensors lie on GPUs {devices}; all must be on one")
-    return next((view for view in found if view.count), found[0])
+    return next((view for view in found if view.count), None)
 
 
-def streams_of(views: Sequence[View]) -> list[int]:
+def streams_of(views: Sequence[View | Memory]) -> list[int]:
     """Returns the streams, each once, that a call on these views follows now: a single one, unless
     the tensors are of several libraries, or an array names its own."""
     found = [view.streams for view in views if isinstance(view, DeviceView) and view.count]

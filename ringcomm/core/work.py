@@ -16,6 +16,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from ..bootstrap.mesh import RailInfo
@@ -23,19 +24,20 @@ from ..errors import CommTimeoutError, ConfigError, RingcommError, TensorError
 from . import callback_threads
 from .calls import is_number
 from .native import AGAIN, OK, Engine, error_class, ffi, lib, text
+from .views import Memory, View
 
 SLICE_MS = 100
 
 
-class Held(Protocol):
-    """Holder of memory that the core borrows: a View, or a Memory of views.py."""
+Held = View | Memory
+"""Holder of memory that the core borrows; ``finish`` is called once the core is done, and raises if
+the result is not in the tensor."""
 
-    @property
-    def finish(self) -> Callable[[], None] | None:
-        """Function to call once the core is done; raises if the result is not in the tensor."""
 
-    def overlaps(self, start: int, stop: int) -> bool:
-        """True if any of the memory lies from address start to stop."""
+def functions_of(kind: str) -> Any:
+    """Returns the functions that the core has alike for an rc_work and an rc_flight."""
+    names = ("elapsed", "error", "free", "notify", "root", "seq", "stats_get", "wait")
+    return SimpleNamespace(**{name: getattr(lib, f"rc_{kind}_{name}") for name in names})
 
 
 class Owner(Protocol):
@@ -60,8 +62,10 @@ def write_back(held: Sequence[Held], name: str, seq: int | None = None) -> Tenso
             if one.finish is not None:
                 one.finish()
     except Exception as error:
+        about = name if seq is None else f"{name} #{seq}"
         return TensorError(
-            f"{name}: the result is complete, and cannot be written to the tensor: {error}", seq=seq
+            f"{about}: the result is complete, and cannot be written to the tensor: {error}",
+            seq=seq,
         )
     return None
 
@@ -119,6 +123,7 @@ class Work:
     trace_id = 0
     is_message = False
     slot: Any = (ffi.NULL,)
+    _core = functions_of("work")
     #: Callbacks to run at the end; None: none was registered, empty: all have run.
     _callbacks: tuple[Callable[[Work], None], ...] | None = None
 
@@ -143,8 +148,8 @@ class Work:
         self._lock = threading.RLock()  # guards _callbacks
         self._ending = threading.RLock()
 
-    def __del__(self, free: Any = lib.rc_work_free) -> None:  # globals may be gone at exit
-        free(self.slot[0])
+    def __del__(self) -> None:  # globals may be gone at exit
+        self._core.free(self.slot[0])
 
     def uses(self, start: int, stop: int) -> bool:
         """True while the core may read or write memory from address start to stop."""
@@ -219,7 +224,7 @@ class Work:
                 self._callbacks = (*(self._callbacks or ()), callback)
         if have_run:
             callback(self)
-        elif first and lib.rc_work_notify(self.slot[0]) != OK:
+        elif first and self._core.notify(self.slot[0]) != OK:
             self._comm.engine.unwatch(self.slot)
 
     def notify(self, callback: Callable[[Work], None]) -> None:
@@ -229,6 +234,10 @@ class Work:
 
     def _run_callbacks(self) -> None:
         self.done()
+        self.over()
+
+    def over(self) -> None:
+        """Runs the callbacks of call_back(): the collective is over."""
         with self._lock:
             callbacks, self._callbacks = self._callbacks or (), ()
         for callback in callbacks:
@@ -238,24 +247,24 @@ class Work:
     def root(self) -> int:
         """Root of a rooted collective, or the other rank of a send or receive: of a receive from
         any source the sender, -1 until it is known."""
-        return int(lib.rc_work_root(self.slot[0]))
+        return int(self._core.root(self.slot[0]))
 
     @property
     def seq(self) -> int:
         """Number of the collective on its communicator, equal on all ranks; of a send or receive,
         its number between its two ranks among those of its tag."""
-        return int(lib.rc_work_seq(self.slot[0]))
+        return int(self._core.seq(self.slot[0]))
 
     @property
     def elapsed(self) -> float:
         """Seconds from submission to completion; 0.0 while in flight."""
-        return float(lib.rc_work_elapsed(self.slot[0]))
+        return float(self._core.elapsed(self.slot[0]))
 
     def stats(self) -> WorkStats:
         """Returns the counters of this work, complete once it is over."""
         stats = ffi.new("rc_work_stats *")
         if self.slot[0]:
-            self._fetch_stats(stats)
+            self._core.stats_get(self.slot[0], stats)
         rails = len(self._comm.rails)
         return WorkStats(
             stats.submitted_ns,
@@ -268,7 +277,7 @@ class Work:
 
     def _poll(self, timeout_ms: int) -> int:
         handle = self.slot[0]
-        return int(lib.rc_work_wait(handle, timeout_ms)) if handle else AGAIN
+        return int(self._core.wait(handle, timeout_ms)) if handle else AGAIN
 
     def _return_or_raise(self, result: int) -> Any:
         if not self._finished:
@@ -285,7 +294,10 @@ class Work:
         try:
             if self._finished:
                 return
-            error = self._write_back() if result == OK else self._make_error(result)
+            if result == OK:
+                error: RingcommError | None = write_back(self._held, self.name, self.seq)
+            else:
+                error = self._make_error(result)
             if self._finished:  # a signal handler has asked
                 return
             self._error = error
@@ -297,12 +309,9 @@ class Work:
         del released
         self._comm.note_over(self, self._error)
 
-    def _write_back(self) -> RingcommError | None:
-        return write_back(self._held, f"{self.name} #{self.seq}", self.seq)
-
     def _make_error(self, result: int) -> RingcommError:
         error = ffi.new("rc_error *")
-        self._fetch_error(error)
+        self._core.error(self.slot[0], error)
         rank = None if error.rank < 0 else int(error.rank)
         host = self._comm.host_of(rank)
         place = f"rank {self._comm.rank} ({self._comm.host_of(self._comm.rank)})"
@@ -317,12 +326,6 @@ class Work:
             seq=self.seq,
             elapsed=float(error.elapsed_s),
         )
-
-    def _fetch_error(self, error: Any) -> None:
-        lib.rc_work_error(self.slot[0], error)
-
-    def _fetch_stats(self, stats: Any) -> None:
-        lib.rc_work_stats_get(self.slot[0], stats)
 
     def __repr__(self) -> str:
         state = "in flight" if not self.done() else "failed" if self._error else "done"
