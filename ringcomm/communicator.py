@@ -24,7 +24,7 @@ from .collectives import Collectives
 from .config import Config, names_arguments
 from .core.calls import is_integer
 from .core.counters import Stats, read_counters
-from .core.faces import storages
+from .core.faces import torch as torch_face
 from .core.lost_lanes import CoreLanes
 from .core.native import release_engine
 from .core.opening import open_handle
@@ -74,34 +74,32 @@ class Communicator(Collectives):
                 "a Communicator is made by ringcomm.init(), Communicator.create() or split()"
             )
         mesh, config = joined.mesh, joined.config
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(mesh.close)
             super().__init__(mesh, config)
-        except BaseException:
-            mesh.close()
-            raise
-        self.algorithms: str = config.algorithm
-        if config.algorithm == "auto":
-            speed = f" of {mesh.link_mbit} Mbit/s links" if mesh.link_mbit else ""
-            self.algorithms = f"model{speed}"
-        self._joined = joined
-        self._splits = 0
-        self._began = time.monotonic()
-        try:
+            undo.callback(release_engine, config.kernel_set)
+            self.algorithms: str = config.algorithm
+            if config.algorithm == "auto":
+                speed = f" of {mesh.link_mbit} Mbit/s links" if mesh.link_mbit else ""
+                self.algorithms = f"model{speed}"
+            self._joined = joined
+            self._splits = 0
+            self._began = time.monotonic()
             summary = self._startup_summary(joined, group_codec)
-            self._timeline = self._open_timeline()
+            if config.timeline:
+                about = f"communicator of {self.world_size}, epoch {joined.epoch}"
+                ports = [rail.interface for rail in self.rails]
+                host = self.hosts[self.rank]
+                self._timeline = Timeline(config.timeline, self.rank, host, about, ports)
+                undo.callback(self._timeline.close)
+            undo.callback(self._free_handle)
             lanes = list(mesh.lanes)
             self._handle = open_handle(mesh, config, joined.epoch, self.engine.handle)
             if mesh.keeping:
                 core = CoreLanes(self._handle, lanes, self._timeline)
                 self._keeper = LaneKeeper(mesh.keeping[0], core)
                 mesh.keeping.clear()
-        except BaseException:
-            mesh.close()
-            self._free_handle()
-            release_engine(config.kernel_set)
-            if self._timeline is not None:
-                self._timeline.close()
-            raise
+            undo.pop_all()
         _alive.add(self)
         if summary:
             _log.info("%s", summary)
@@ -227,17 +225,6 @@ class Communicator(Collectives):
 
     # ---- helpers ----
 
-    def _open_timeline(self) -> Timeline | None:
-        if not self.config.timeline:
-            return None
-        return Timeline(
-            self.config.timeline,
-            self.rank,
-            self.hosts[self.rank],
-            f"communicator of {self.world_size}, epoch {self._joined.epoch}",
-            [rail.interface for rail in self.rails],
-        )
-
     def _gather_bytes(self, part: bytes, seconds: float) -> bytes:
         """Gathers equal-sized parts of all ranks and concatenates them in order of rank."""
         mine = np.frombuffer(part, dtype=np.uint8)
@@ -292,12 +279,12 @@ def _close_all() -> None:
 
 def _user_of(start: int, stop: int) -> str:
     """Names the collective in flight that uses memory from start to stop; "" if none. Serves as
-    storages.user_of."""
+    user_of of the face of torch."""
     users = (comm.user_of(start, stop) for comm in list(_alive) if not comm.is_inherited)
     return next(filter(None, users), "")
 
 
-storages.user_of = _user_of
+torch_face.user_of = _user_of
 
 
 def works_of_process() -> int:

@@ -23,7 +23,7 @@ from .core.dispatch import Dispatcher
 from .core.faces import view
 from .core.native import ffi, lib
 from .core.residuals import Residuals
-from .core.views import ITEM_BYTES, DeviceView, PackedView, View, common_device
+from .core.views import ITEM_BYTES, DeviceView, PackedView, View, common_device, laid_out
 from .core.work import Work
 from .errors import CommTimeoutError, ConfigError, RingcommError, TensorError, naming
 
@@ -32,17 +32,21 @@ MOST_BYTES = 16 << 20  # most bytes of one buffer
 
 
 class Works:
-    """Several works in flight as one, as returned by ``allreduce_many`` with ``async_op=True``."""
+    """Several works in flight as one, as returned by ``allreduce_many`` with ``async_op=True``.
+
+    Attributes:
+        works, result: as given.
+    """
 
     def __init__(self, works: Sequence[Work], result: list[Any]) -> None:
-        self._works = works
-        self._result = result
+        self.works = works
+        self.result = result
 
     @naming("allreduce_many()")
     def wait(self, timeout: float | None = None) -> list[Any]:
         """Waits for all of them and returns the tensors; otherwise as ``Work.wait``."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        for work in self._works:
+        for work in self.works:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 work.wait(left)
@@ -50,38 +54,37 @@ class Works:
                 if work.done() or timeout is None:
                     raise
                 raise CommTimeoutError(
-                    f"{work.name} #{work.seq}, one of {len(self._works)}, is still in flight after "
+                    f"{work.name} #{work.seq}, one of {len(self.works)}, is still in flight after "
                     f"{timeout:g} s; it goes on",
                     seq=work.seq,
                     elapsed=timeout,
                 ) from error
-        return self._result
+        return self.result
 
     def done(self) -> bool:
         """True once all are over, well or not. Never waits."""
-        return all(work.done() for work in self._works)
+        return all(work.done() for work in self.works)
 
     def exception(self) -> RingcommError | None:
         """Returns the first failure, or None if there is none (yet). Never waits."""
-        return next((error for work in self._works if (error := work.exception())), None)
+        return next((error for work in self.works if (error := work.exception())), None)
 
 
 @naming("allreduce_many()")
 def allreduce_many(
     comm: Dispatcher,
-    tensors: Iterable[Any],
+    tensors: list[Any],
     op: str,
     compression: str | None,
     feedback: Sequence[Residuals] | Literal[False] | None,
     async_op: bool,
     timeout: float | None,
-    out: Sequence[Any] | None = None,
+    out: list[Any] | None = None,
 ) -> Any:
     """Implements Communicator.allreduce_many. ``out``: tensors in host memory, one like each of
     ``tensors``, that are given the results and returned; ``tensors`` are only read then."""
-    given = list(tensors)
-    results = given if out is None else list(out)
-    views = [view(tensor, writable=out is None) for tensor in given]
+    results = tensors if out is None else out
+    views = [view(tensor, writable=out is None) for tensor in tensors]
     written = views if out is None else [view(tensor, writable=True) for tensor in results]
     common_device([*views, *written])
     _require_distinct(written)
@@ -202,13 +205,8 @@ def _pack(batch: list[Pair], align: int) -> Pair:
         whole = PackedView([one for one in targets if isinstance(one, DeviceView)], align)
         return whole, whole
     dtype = sources[0].dtype
-    item = ITEM_BYTES[dtype]
-    step = align * item
-    offsets, total = [], 0
-    for one in sources:
-        offsets.append(total)
-        total += -(-one.nbytes // step) * step
-    buffer = np.zeros(total, np.uint8)
+    offsets, count = laid_out(sources, align)
+    buffer = np.zeros(count * ITEM_BYTES[dtype], np.uint8)
     base = ffi.cast("char *", buffer.__array_interface__["data"][0])
     for one, offset in zip(sources, offsets, strict=True):
         ffi.memmove(base + offset, ffi.cast("char *", one.address), one.nbytes)
@@ -224,8 +222,8 @@ def _pack(batch: list[Pair], align: int) -> Pair:
         (buffer, targets),
         buffer.__array_interface__["data"][0],
         dtype,
-        (total // item,),
-        total // item,
+        (count,),
+        count,
         targets[0].new,
         unpack,
     )

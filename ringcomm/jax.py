@@ -43,7 +43,7 @@ class TreeWork(Works):
     """All-reduce of a pytree in flight, as returned with ``async_op=True``."""
 
     def __init__(self, works: Works, leaves: Sequence[Any], structure: Any) -> None:
-        super().__init__(works._works, works._result)
+        super().__init__(works.works, works.result)
         self._devices = [leaf.sharding if leaf.committed else None for leaf in leaves]
         self._structure = structure
 

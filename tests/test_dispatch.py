@@ -264,7 +264,7 @@ def test_a_signal_handler_may_close_while_a_result_is_written(has_callback: bool
         tensor = np.ones((7, 2))[:, 0]
         work = first.allreduce(tensor, async_op=True)
         second.allreduce(np.ones(7))
-        (held,) = work._held
+        (held,) = work.held
         write = held.finish
 
         def interrupted() -> None:

@@ -107,7 +107,7 @@ class DeviceWork(Work):
         """Raises the error of a flight that is over, or makes the streams wait for its result."""
         if result != OK:
             raise self._make_error(result) if self._error is None else self._error
-        streams = streams_of(self._held)
+        streams = streams_of(self.held)
         if cuda.NO_STREAM in streams or not streams:
             while (result := int(lib.rc_flight_landed(self.slot[0], SLICE_MS))) == AGAIN:
                 pass
@@ -205,7 +205,7 @@ class Pipe:
 
 def _one_stream(work: DeviceWork) -> int:
     """Returns the stream that the work's call follows. Raises TensorError if there are several."""
-    streams = [stream for stream in streams_of(work._held) if stream != cuda.NO_STREAM]
+    streams = [stream for stream in streams_of(work.held) if stream != cuda.NO_STREAM]
     if len(streams) > 1:
         raise TensorError(
             f"{work.name}: the call's tensors follow streams {', '.join(map(hex, streams))}; let "

@@ -16,13 +16,14 @@ result is refused: a copy back would have to follow the result on every stream.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import TensorError
 from . import cuda
-from .native import ffi
+from .native import address_of, ffi
 
 #: dtype name -> number in the C header (rc_dtype)
 DTYPES = {"f16": 0, "bf16": 1, "f32": 2, "f64": 3, "i8": 4, "u8": 5, "i32": 6, "i64": 7}
@@ -45,6 +46,15 @@ SUPPORTED = "float16, bfloat16, float32, float64, int8, uint8, int32 and int64"
 def full_name(dtype: str) -> str:
     """Returns numpy's and torch's name of a dtype in DTYPES."""
     return next(name for name, short in NUMPY_NAMES.items() if short == dtype)
+
+
+def dtype_named(name: str) -> str:
+    """Returns the dtype that a library names so, with or without its module. Raises TensorError for
+    one that no collective takes."""
+    dtype = NUMPY_NAMES.get(name.rpartition(".")[2])
+    if dtype is None:
+        raise unsupported(name)
+    return dtype
 
 
 def unsupported(dtype: str) -> TensorError:
@@ -189,12 +199,8 @@ class PackedView(DeviceView):
     __slots__ = ("pieces",)
 
     def __init__(self, parts: Sequence[DeviceView], align: int) -> None:
-        item = ITEM_BYTES[parts[0].dtype]
-        self.pieces: list[tuple[int, DeviceView]] = []
-        total = 0
-        for part in parts:
-            self.pieces.append((total * item, part))
-            total += -(-part.count // align) * align
+        starts, total = laid_out(parts, align)
+        self.pieces = list(zip(starts, parts, strict=True))
         some = next((part for part in parts if part.count), parts[0])
         super().__init__(
             [part.owner for part in parts],
@@ -210,6 +216,14 @@ class PackedView(DeviceView):
     @property
     def streams(self) -> list[int]:
         return [part.stream for _, part in self.pieces]
+
+
+def laid_out(parts: Sequence[View], align: int) -> tuple[list[int], int]:
+    """Returns the byte offset of each part of one tensor, where each begins at a multiple of
+    ``align`` elements, and the tensor's count of elements."""
+    counts = (-(-part.count // align) * align for part in parts)
+    *starts, total = itertools.accumulate(counts, initial=0)
+    return [start * ITEM_BYTES[parts[0].dtype] for start in starts], total
 
 
 def common_device(views: Sequence[View]) -> DeviceView | None:
@@ -289,7 +303,7 @@ class Memory:
 
     def _start(self) -> int:
         keep = self._keep
-        return int(keep.data_ptr() if hasattr(keep, "data_ptr") else ffi.cast("uintptr_t", keep))
+        return int(keep.data_ptr()) if hasattr(keep, "data_ptr") else address_of(keep)
 
     def finish(self) -> None:
         """Raises ValueError if the storage was moved while the core wrote to its old memory."""

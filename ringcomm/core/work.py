@@ -118,6 +118,7 @@ class Work:
         trace_id: its number in a timeline; 0: none yet.
         is_message: True for a send or receive of the user's.
         slot: holds the core's handle, NULL until the core has the call.
+        held: holders of its memory, until it is over.
     """
 
     trace_id = 0
@@ -139,7 +140,7 @@ class Work:
         self.name = name
         self.slot = ffi.new("rc_work **") if slot is None else slot
         self._comm = comm
-        self._held = held
+        self.held = held
         self._feedback = feedback
         self._result = result
         self._error: RingcommError | None = None
@@ -153,7 +154,7 @@ class Work:
 
     def uses(self, start: int, stop: int) -> bool:
         """True while the core may read or write memory from address start to stop."""
-        return not self.done() and any(held.overlaps(start, stop) for held in self._held)
+        return not self.done() and any(held.overlaps(start, stop) for held in self.held)
 
     def forget_result(self) -> None:
         """Drops the caller's tensor, whose content is not needed any more."""
@@ -295,14 +296,14 @@ class Work:
             if self._finished:
                 return
             if result == OK:
-                error: RingcommError | None = write_back(self._held, self.name, self.seq)
+                error: RingcommError | None = write_back(self.held, self.name, self.seq)
             else:
                 error = self._make_error(result)
             if self._finished:  # a signal handler has asked
                 return
             self._error = error
-            released = self._held, self._feedback  # freed unlocked: finalizers may ask this Work
-            self._held, self._feedback = (), None
+            released = self.held, self._feedback  # freed unlocked: finalizers may ask this Work
+            self.held, self._feedback = (), None
             self._finished = True
         finally:
             self._ending.release()

@@ -16,11 +16,10 @@ from .. import cuda
 from ..views import (
     ITEM_BYTES,
     LEGACY_STREAM,
-    NUMPY_NAMES,
     DeviceView,
     class_name,
+    dtype_named,
     is_dense,
-    unsupported,
 )
 from .numpy import shown_dtype
 
@@ -43,23 +42,30 @@ def view(obj: Any, writable: bool) -> DeviceView:
             f"{class_name(obj)} is read-only, and the result would be written to it; pass out= or "
             "a copy"
         )
-    if not is_dense(shape, about.get("strides"), ITEM_BYTES[dtype]):
+    _stream_of(about, obj)  # raises now if the stream is invalid
+    dense = is_dense(shape, about.get("strides"), ITEM_BYTES[dtype])
+    stream = lambda: _stream_of(obj.__cuda_array_interface__, obj)  # noqa: E731
+    return device_view(obj, obj, address, dtype, shape, dense, stream)
+
+
+def device_view(
+    obj: Any,
+    keep: Any,
+    address: int,
+    dtype: str,
+    shape: tuple[int, ...],
+    dense: bool,
+    current: Callable[[], int],
+) -> DeviceView:
+    """Makes a DeviceView of memory that an object describes. Raises TensorError if it is not dense,
+    or lies in host memory."""
+    if not dense:
         raise TensorError(f"{class_name(obj)} is not contiguous; pass a contiguous copy")
     device = -1
     if 0 not in shape:
         cuda.require()
         device = cuda.ordinal_of(address)
-    _stream_of(about, obj)  # raises now if the stream is invalid
-    return DeviceView(
-        obj,
-        obj,
-        address,
-        dtype,
-        shape,
-        device,
-        lambda: _stream_of(obj.__cuda_array_interface__, obj),
-        maker(obj, device),
-    )
+    return DeviceView(obj, keep, address, dtype, shape, device, current, _maker(obj, device))
 
 
 def _dtype_of(obj: Any, about: dict[str, Any]) -> str:
@@ -67,10 +73,7 @@ def _dtype_of(obj: Any, about: dict[str, Any]) -> str:
     if not name.endswith("bfloat16"):  # the interface has no name for bfloat16
         found = np.dtype(about["typestr"])
         name = shown_dtype(found)
-    dtype = NUMPY_NAMES.get(name.rpartition(".")[2])
-    if dtype is None:
-        raise unsupported(name)
-    return dtype
+    return dtype_named(name)
 
 
 def _stream_of(about: dict[str, Any], obj: Any) -> int:
@@ -89,7 +92,7 @@ def _stream_of(about: dict[str, Any], obj: Any) -> int:
 # ---- results ----
 
 
-def maker(obj: Any, device: int) -> Callable[[tuple[int, ...]], Any]:
+def _maker(obj: Any, device: int) -> Callable[[tuple[int, ...]], Any]:
     def make(shape: tuple[int, ...]) -> Any:
         cupy = sys.modules.get("cupy")
         if cupy is None or not isinstance(obj, cupy.ndarray):

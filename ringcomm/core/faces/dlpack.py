@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from ...errors import TensorError
 from .. import cuda
-from ..views import LEGACY_STREAM, NUMPY_NAMES, DeviceView, class_name, is_dense, unsupported
-from .cupy import maker
+from ..views import LEGACY_STREAM, DeviceView, class_name, dtype_named, is_dense
+from .cupy import device_view
 
 _GPU = (2, 13)  # kDLCUDA, kDLCUDAManaged
 #: DLDataTypeCode -> numpy's name without the bits
@@ -84,22 +84,12 @@ def view(obj: Any, _writable: bool) -> DeviceView:
             f"{class_name(obj)} lies on a GPU, and does not give its memory by DLPack; give a "
             f"copy, or a tensor of torch or CuPy ({error})"
         ) from None
-    dtype = NUMPY_NAMES.get(found.dtype)
-    if dtype is None:
-        raise unsupported(found.dtype)
-    if not is_dense(found.shape, found.strides, 1):
-        raise TensorError(f"{class_name(obj)} is not contiguous; pass a contiguous copy")
-    device = -1
-    if 0 not in found.shape:
-        cuda.require()
-        device = cuda.ordinal_of(found.address)
-    return DeviceView(
+    return device_view(
         obj,
         (obj, capsule),
         found.address,
-        dtype,
+        dtype_named(found.dtype),
         found.shape,
-        device,
+        is_dense(found.shape, found.strides, 1),
         lambda: LEGACY_STREAM,
-        maker(obj, device),
     )

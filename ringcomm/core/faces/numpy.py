@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import TensorError
-from ..native import ffi
-from ..views import NUMPY_NAMES, PLAIN, SHARED, Plain, View, class_name, shares_memory, unsupported
+from ..native import address_of, ffi
+from ..views import PLAIN, SHARED, Plain, View, class_name, dtype_named, shares_memory
 
 _from_buffer = ffi.from_buffer
 
@@ -80,8 +80,8 @@ def _no_tensor(obj: Any, why: str = "") -> TensorError:
 
 
 @functools.cache
-def _dtype_name(dtype: np.dtype[Any]) -> str | None:
-    return NUMPY_NAMES.get(dtype.name) if dtype.isnative else None
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    return dtype_named(shown_dtype(dtype))
 
 
 def shown_dtype(dtype: np.dtype[Any]) -> str:
@@ -93,8 +93,6 @@ def shown_dtype(dtype: np.dtype[Any]) -> str:
 
 def _view(obj: Any, array: np.ndarray[Any, Any], writable: bool) -> View:
     dtype = _dtype_name(array.dtype)
-    if dtype is None:
-        raise unsupported(shown_dtype(array.dtype))
     if writable and array is not obj and isinstance(obj, np.generic):
         raise TensorError(
             f"{class_name(obj)} is a number, which the result cannot be written to; pass "
@@ -139,7 +137,7 @@ def _view(obj: Any, array: np.ndarray[Any, Any], writable: bool) -> View:
 def _address(dense: np.ndarray[Any, Any]) -> int:
     """Returns the address of a dense array."""
     try:
-        return int(ffi.cast("uintptr_t", ffi.from_buffer(dense)))
+        return address_of(ffi.from_buffer(dense))
     except (TypeError, ValueError, BufferError):  # a dtype that the buffer protocol lacks
         address: int = dense.__array_interface__["data"][0]
         return address

@@ -1,12 +1,21 @@
 """Face of torch: tensors on the CPU and on CUDA devices. torch is used only if the caller has
 imported it already.
+
+Keeps torch from moving a storage while a collective uses its memory. Holding a storage keeps the
+object, not its memory: ``resize_``, and methods that move a tensor to shared memory, free it under
+every holder. So these methods of torch's classes, once a torch tensor was given to a collective,
+first check whether one in flight uses the memory, and raise if so.
+
+Limit: a resize that torch's C++ makes by itself, as for ``out=`` of another shape, is not checked.
+Where it is detected afterwards, the collective raises TensorError.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,16 +25,14 @@ from .. import cuda
 from ..native import ffi
 from ..views import (
     LEGACY_STREAM,
-    NUMPY_NAMES,
     PLAIN,
     SHARED,
     DeviceView,
     Plain,
     View,
+    dtype_named,
     shares_memory,
-    unsupported,
 )
-from .storages import guard
 
 _VOID, _cast = ffi.typeof("void *"), ffi.cast
 
@@ -93,10 +100,7 @@ def torch_dtype(torch: Any, tensor: Any) -> str:
     if tensor.layout != torch.strided or tensor.is_nested:
         layout = "nested" if tensor.is_nested else tensor.layout
         raise TensorError(f"a tensor of layout {layout} is not supported; pass a dense one")
-    dtype = NUMPY_NAMES.get(str(tensor.dtype).removeprefix("torch."))
-    if dtype is None:
-        raise unsupported(str(tensor.dtype))
-    return dtype
+    return dtype_named(str(tensor.dtype))
 
 
 def _host_view(torch: Any, tensor: Any, writable: bool) -> View:
@@ -191,3 +195,38 @@ def _device_view(torch: Any, tensor: Any, writable: bool) -> DeviceView:
     return DeviceView(
         tensor, dense, int(dense.data_ptr()), dtype, tensor.shape, int(device.index), current, make
     )
+
+
+# ---- storages that stay where they are ----
+
+_TO_SHARED = ("_share_fd_cpu_", "_share_filename_cpu_")
+#: Names the collective in flight that uses memory from one address to another; "" if there is none.
+#: Set by communicator.py.
+user_of: Callable[[int, int], str] = lambda start, stop: ""  # noqa: E731
+
+
+def guard(torch: Any) -> None:
+    """Wraps the methods of torch that move a storage's memory in a check."""
+    storage, tensor = torch.UntypedStorage, torch.Tensor
+    for kind, names in ((storage, ("resize_", *_TO_SHARED)), (tensor, ("resize_", "resize_as_"))):
+        for name in names:
+            setattr(kind, name, _checked(getattr(kind, name)))
+
+
+def _checked(move: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(move)
+    def check_first(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            storage = self.untyped_storage() if hasattr(self, "untyped_storage") else self
+            stays = move.__name__ in _TO_SHARED and storage.is_shared()
+            start, nbytes = (0, 0) if stays else (storage.data_ptr(), storage.nbytes())
+        except (RuntimeError, NotImplementedError):  # a fake tensor, which has no memory
+            return move(self, *args, **kwargs)
+        if start and (user := user_of(start, start + nbytes)):
+            raise TensorError(
+                f"the memory of this tensor is used by {user}, which is in flight: wait for it "
+                f"before {move.__name__}()"
+            )
+        return move(self, *args, **kwargs)
+
+    return check_first
