@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 _USAGE = """\
@@ -13,28 +14,16 @@ usage: python -m ringcomm            what is installed, what this machine offers
        python -m ringcomm --version  the version alone
 """
 _COMMANDS = ("info", "jobs", "explain", "keygen", "help")
+_WITH_ARGUMENTS = ("explain", "keygen")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns the exit status."""
-    args = sys.argv[1:] if argv is None else argv
-    command = args[0] if args else "info"
-    if command == "info" and len(args) <= 1:
-        from .tools import info
-
-        return info.main()
-    if command == "jobs" and len(args) == 1:
-        from .tools import jobs
-
-        return jobs.main()
-    if command == "explain":
-        from .tools import explain
-
-        return explain.main(args[1:])
-    if command == "keygen":
-        from .tools import keygen
-
-        return keygen.main(args[1:])
+    command, *rest = (sys.argv[1:] if argv is None else argv) or ["info"]
+    if command in _WITH_ARGUMENTS:
+        return int(importlib.import_module(f".tools.{command}", __package__).main(rest))
+    if command in ("info", "jobs") and not rest:
+        return int(importlib.import_module(f".tools.{command}", __package__).main())
     if command == "tune":
         print(
             "ringcomm: tune is gone: the cost model chooses all-reduces by the speed of the links, "

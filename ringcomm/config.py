@@ -53,6 +53,19 @@ OTHER_VARIABLES = {
 
 ARGUMENT, DEFAULT = "argument", "default"
 
+#: Least and most value of each field that is a number.
+_RANGES: dict[str, tuple[float, float]] = {
+    "lanes": (1, 16),
+    "segment_bytes": (0, 4 * _MIB),
+    "secret_fd": (-1, 2**31 - 1),
+    "spin_us": (-1, 10000),
+    "threads": (0, 2),
+    "timeout": (0.001, 1e6),
+    "connect_timeout": (0.1, 1e6),
+    "heartbeat": (0.05, 3600),
+    "peer_timeout": (0.1, 3600),
+}
+
 #: Words in documents and messages for values that leave the choice to ringcomm.
 _WORDS: dict[str, dict[Any, str]] = {
     "interfaces": {(): "all real ports; on one host, loopback"},
@@ -63,22 +76,16 @@ _WORDS: dict[str, dict[Any, str]] = {
 }
 
 
-class _Unset:
-    """Default of a field, used if the environment does not set it."""
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """Value that the user did not give as an argument, and its source; "": a field's default, used
+    if the environment does not set it."""
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    value: Any
+    source: str = ""
 
     def __repr__(self) -> str:
         return repr(self.value)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Found:
-    """Value that the user did not give as an argument, and its source."""
-
-    value: Any
-    source: str
 
 
 _warned: set[str] = set()  # unknown variables
@@ -90,7 +97,7 @@ def _settings(cls: type[_T]) -> type[_T]:
     """Marks the defaults of a later dataclass, to tell them from equal arguments."""
     for name in cls.__annotations__:
         _FIELDS[name] = getattr(cls, name)
-        setattr(cls, name, _Unset(_FIELDS[name]))
+        setattr(cls, name, _Found(_FIELDS[name]))
     return cls
 
 
@@ -229,10 +236,10 @@ class Config:
     def __post_init__(self) -> None:
         sources: dict[str, str] = {}
         for name, value in vars(self).items():
-            found = _look_up(name, os.environ) if isinstance(value, _Unset) else value
-            if isinstance(found, _Found):
-                sources[name] = found.source
+            if isinstance(value, _Found):
+                found = value if value.source else _look_up(name, os.environ)
                 object.__setattr__(self, name, found.value)
+                sources[name] = found.source
         object.__setattr__(self, "_sources", sources)
         if sources:
             set_up_logging(os.environ)
@@ -251,9 +258,8 @@ class Config:
         for name in ("insecure", "probe", "shared_memory"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r}: give True or False")
-        _check(self, "lanes", 1, 16)
-        if self.segment_bytes != 0:
-            _check(self, "segment_bytes", 4096, 4 * _MIB)
+        for name, (low, high) in _RANGES.items():
+            _check(self, name, low, high)
         if self.segment_bytes % 4096:
             raise ConfigError(f"segment_bytes={self.segment_bytes}: give a multiple of 4096")
         if self.recovery not in ("on", "off"):
@@ -267,13 +273,6 @@ class Config:
         _check_path(self, "secret_file", "a file's path")
         if not isinstance(self.kernel_set, str):
             raise ConfigError(f"kernel_set={self.kernel_set!r}: give a name, such as avx2")
-        _check(self, "secret_fd", -1, 2**31 - 1)
-        _check(self, "spin_us", -1, 10000)
-        _check(self, "threads", 0, 2)
-        _check(self, "timeout", 0.001, 1e6)
-        _check(self, "connect_timeout", 0.1, 1e6)
-        _check(self, "heartbeat", 0.05, 3600)
-        _check(self, "peer_timeout", 0.1, 3600)
         if self.peer_timeout < 2 * self.heartbeat:
             raise ConfigError(
                 f"peer_timeout={self.peer_timeout} must be at least twice heartbeat="
@@ -320,15 +319,15 @@ class Config:
 
     def _name_sources(self, error: str) -> str:
         """Names the sources of the fields that an error names."""
-        named = [name for name in _FIELDS if re.search(rf"\b{name}=", error)]
-        origins = []
-        for name in named:
-            source = self.sources()[name]
-            about = {ARGUMENT: "given as an argument", DEFAULT: "the default"}
-            origins.append(about.get(source, f"set by {source}"))
+        about = {ARGUMENT: "given as an argument", DEFAULT: "the default"}
+        origins = {
+            name: about.get(source, f"set by {source}")
+            for name, source in self.sources().items()
+            if re.search(rf"\b{name}=", error)
+        }
         if len(origins) < 2:
-            return "".join(origins)
-        return ", ".join(f"{name}: {one}" for name, one in zip(named, origins, strict=True))
+            return "".join(origins.values())
+        return ", ".join(f"{name}: {origin}" for name, origin in origins.items())
 
     def shared_fields(self) -> dict[str, str]:
         """Returns the fields that must be equal on all ranks, as ``shown``; they are compared when
@@ -348,9 +347,9 @@ class Config:
 Config.__init__ = names_arguments(Config.__init__, removed=REMOVED)  # type: ignore[method-assign]
 
 
-def compression_from_env(env: Mapping[str, str] | None = None) -> str:
+def compression_from_env() -> str:
     """Returns RINGCOMM_COMPRESSION, the codec of a torch process group; "none" if it is not set."""
-    return (os.environ if env is None else env).get("RINGCOMM_COMPRESSION", "").strip() or "none"
+    return os.environ.get("RINGCOMM_COMPRESSION", "").strip() or "none"
 
 
 def set_up_logging(env: Mapping[str, str]) -> None:

@@ -16,15 +16,6 @@ from ..core import cuda, native
 from ..errors import ConfigError
 
 
-def cuda_state() -> tuple[bool, str]:
-    """Returns True if GPU tensors can be used, else False, and the number of GPUs or the reason."""
-    reason = cuda.why_not()
-    if reason is not None:
-        return False, reason
-    count = cuda.device_count()
-    return True, f"{count} GPU" + ("s" if count > 1 else "")
-
-
 def _state(port: Interface) -> str:
     if not port.up:
         return "down"
@@ -71,17 +62,17 @@ def main() -> int:
         for name, supported in native.kernel_sets()
     ]
     native.release_engine("")
-    usable, why = cuda_state()
+    reason, count = cuda.why_not(), cuda.device_count()
+    gpus = f"yes: {count} GPU{'s' if count > 1 else ''}" if reason is None else f"no: {reason}"
     console.print(f"ringcomm {__version__}, Python {sys.version.split()[0]}")
     console.print(f"kernel sets  {', '.join(sets)}")
-    console.print(f"CUDA         {'yes' if usable else 'no'}: {why}")
+    console.print(f"CUDA         {gpus}")
+    console.print(_ports())
     try:
         config = Config()
     except ConfigError as error:
-        console.print(_ports())
         console.print(f"settings     {error}", soft_wrap=True)
         return 1
-    console.print(_ports())
     console.print()
     console.print(_settings(config))
     return 0

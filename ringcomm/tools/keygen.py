@@ -55,7 +55,3 @@ def _write_private(path: str, text: bytes) -> None:
     except BaseException:
         os.unlink(path)
         raise
-
-
-if __name__ == "__main__":
-    sys.exit(main())
