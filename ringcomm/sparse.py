@@ -184,11 +184,6 @@ class SparseExchange:
             self._swap()
             self._undoable = None
 
-    def _join(
-        self, format: Format, payloads: Any, count: int, factor: float, first: int = 0
-    ) -> Entries:
-        return join(format, self.comm.kernel_set, payloads, factor, count, first)
-
     def _factor(self) -> float:
         return 1 / self.comm.world_size if self.aggregate == "mean" else 0.0
 
@@ -358,7 +353,7 @@ class _Gather:
 
     def end(self, _timeout: float | None) -> Entries:
         one = self._exchange
-        return one._join(one.format, list(self._received), one.count, one._factor())
+        return join(one.format, one.comm.kernel_set, self._received, one._factor(), one.count, 0)
 
     def swap(self) -> None:
         """Does nothing: there are no owner residuals."""
@@ -408,16 +403,10 @@ class _Owner:
 
     def end(self, timeout: float | None) -> Entries:
         one = self._exchange
-        mean = one._join(one.format, list(self._parts), self._own, one._factor()).scatter()
-        select(
-            self._format,
-            one.comm.kernel_set,
-            self._sums,
-            self._next,
-            self._residual,
-            as_view(mean, self._own, writable=False),
-            one.decay,
-        )
+        kernels = one.comm.kernel_set
+        mean = join(one.format, kernels, self._parts, one._factor(), self._own, 0).scatter()
+        seen = as_view(mean, self._own, writable=False)
+        select(self._format, kernels, self._sums, self._next, self._residual, seen, one.decay)
         one.comm.allgather(self._sums, out=self._results, timeout=timeout)
         return self._joined()
 
@@ -425,7 +414,7 @@ class _Owner:
         """Concatenates the entries that all owners sent, one range after the other."""
         one = self._exchange
         ranges = [
-            one._join(self._format, [payload], self._range(rank)[1], 1.0, rank)
+            join(self._format, one.comm.kernel_set, [payload], 1.0, self._range(rank)[1], rank)
             for rank, payload in enumerate(self._results)
         ]
         whole = Entries(self._format, one.count, 0)

@@ -70,7 +70,7 @@ def test_a_window_goes_by_medians_and_is_a_row() -> None:
         window.add(StepTimes(3.0, 2.0, False, busy, 8, (0.0, 2.0)))
     seen = window.medians()
     assert (seen.steps, seen.busy_s) == (3, 2.0)
-    assert WindowMedians.of_row(seen.row()) == seen
+    assert WindowMedians(*map(float, seen)) == seen
     assert window.ready_s() == (0.0, 2.0)
     window.empty()
     assert window.medians() == WindowMedians()

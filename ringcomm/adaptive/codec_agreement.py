@@ -77,7 +77,7 @@ class Agreement:
         if self._spread is not None and step >= self._spread[0]:
             return self._take_up(step)
         if step >= self._next and self._gathered is None and self._spread is None:
-            self._gathered = step, exchange.gather(self.window.medians().row())
+            self._gathered = step, exchange.gather(self.window.medians())
             self.window.empty()
         return None
 
@@ -87,7 +87,7 @@ class Agreement:
         assert self._gathered is not None
         at, rows = self._gathered
         self._gathered = None
-        medians = [WindowMedians.of_row(row) for row in rows()]
+        medians = [WindowMedians(*row) for row in rows()]
         text = ""
         if self.decides:
             change = self._law.decide(at, medians, load, ready_s, latency_s)

@@ -39,7 +39,7 @@ import dataclasses
 import itertools
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..codecs import CODECS, Codec, parse
 from ..errors import ConfigError
@@ -83,9 +83,8 @@ def covered(intervals: Iterable[Interval], until: float) -> float:
     return length
 
 
-@dataclasses.dataclass(frozen=True)
-class WindowMedians:
-    """Measurements of one rank's window: medians over its steps, in seconds.
+class WindowMedians(NamedTuple):
+    """Measurements of one rank's window, the row that it sends: medians over its steps, in seconds.
 
     Attributes:
         steps: number of measured steps; 0: none, and all else is 0.
@@ -104,15 +103,6 @@ class WindowMedians:
     busy_s: float = 0.0
     wire_bytes: float = 0.0
     cpu_s: float = 0.0
-
-    def row(self) -> list[float]:
-        """Returns the values as a row to be sent."""
-        return list(dataclasses.astuple(self))
-
-    @staticmethod
-    def of_row(row: Iterable[float]) -> WindowMedians:
-        """Makes one of a received row."""
-        return WindowMedians(*(float(value) for value in row))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -391,10 +381,6 @@ class Outlook:
         behind = exposed_s(self.load, rung.codec, self.link, self.ready_s)
         return self.compute_s + max(0.0, behind - self.slack_s(rung)) / rung.accumulate
 
-    def transfer_s(self, rung: Rung) -> float:
-        """Seconds of one exchange on the link."""
-        return transfer_s(self.load, rung.codec, self.link)
-
     def cautious(self) -> Outlook:
         """Returns the forecast for a wire at _MARGIN of its rate."""
         return dataclasses.replace(self, link=self.link.slower(1 / _MARGIN))
@@ -524,8 +510,8 @@ def _why(now: Rung, to: Rung, outlook: Outlook, medians: WindowMedians) -> str:
     now_ms, to_ms, hide_ms = (
         f"{1e3 * seconds:.3g} ms"
         for seconds in (
-            outlook.transfer_s(now),
-            outlook.transfer_s(to),
+            transfer_s(outlook.load, now.codec, outlook.link),
+            transfer_s(outlook.load, to.codec, outlook.link),
             outlook.hide_s + outlook.slack_s(now),
         )
     )

@@ -132,7 +132,8 @@ class Entries:
         """Has a function of the core write to a whole tensor; if this is poisoned, writes NaN."""
         seen = as_view(dense, self.count, writable=True)
         if self.poisoned:
-            floats(seen)[:] = np.nan
+            memory = ffi.buffer(_address(seen), seen.nbytes) if seen.count else b""
+            np.frombuffer(memory, np.float32)[:] = np.nan
         else:
             _check(function(self.format.native(), *arguments, _address(seen), self.count))
         return _finished(seen)
@@ -143,7 +144,7 @@ def select(
     kernel_set: str,
     wire: Bytes,
     left: Floats,
-    residual: Floats | None,
+    residual: Floats,
     delta: View,
     decay: float,
 ) -> bool:
@@ -151,14 +152,13 @@ def select(
 
     Returns True if all sent values are finite; left is invalid if not."""
     poisoned = ffi.new("int *")
-    before = ffi.NULL if residual is None else _pointer(residual, "float *")
     _check(
         lib.rc_sparse_select(
             format.native(),
             kernel_set.encode(),
             _pointer(wire, "uint8_t *"),
             _pointer(left, "float *"),
-            before,
+            _pointer(residual, "float *"),
             _address(delta),
             decay,
             delta.count,
@@ -171,7 +171,7 @@ def select(
 def join(
     format: Format,
     kernel_set: str,
-    payloads: Sequence[Bytes],
+    payloads: Sequence[Bytes] | Bytes,
     factor: float,
     count: int,
     first: int,
@@ -323,12 +323,6 @@ def as_view(tensor: Any, count: int, *, writable: bool) -> View:
             f"f32[{count}]"
         )
     return seen
-
-
-def floats(seen: View) -> Floats:
-    """Returns a float32 array over the memory of a view."""
-    memory = ffi.buffer(ffi.cast("char *", seen.address), seen.nbytes) if seen.count else b""
-    return np.frombuffer(memory, np.float32)
 
 
 def _finished(seen: View) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, TypedDict, cast
 
 from ..bootstrap.mesh import RailInfo
 from .native import ffi, lib
@@ -54,8 +54,7 @@ class Stats(TypedDict):
 
 _TOTALS = [name for name in Stats.__annotations__ if name not in ("lanes", "rails")]
 _OF_A_LANE = [name for name in LaneStats.__annotations__ if name != "share"]
-_Summed = Literal["sent_bytes", "received_bytes", "retransmits", "share"]
-_SUMMED: tuple[_Summed, ...] = ("sent_bytes", "received_bytes", "retransmits", "share")
+_SUMMED = [name for name in RailStats.__annotations__ if name not in ("rail", "interface")]
 
 
 def read_counters(comm: Any, rails: Sequence[RailInfo]) -> Stats:
@@ -64,11 +63,27 @@ def read_counters(comm: Any, rails: Sequence[RailInfo]) -> Stats:
     lib.rc_comm_stats_get(comm, totals)
     rows = ffi.new("rc_lane_stats[]", max(1, totals.lanes))
     count = min(lib.rc_comm_lane_stats(comm, rows, totals.lanes), totals.lanes)
-    lanes = [_of_lane(rows[i], totals.wire_bytes) for i in range(count)]
-    read: dict[str, Any] = {name: getattr(totals, name) for name in _TOTALS}
-    read["lanes"] = lanes
-    read["rails"] = [_sum_of_rail(rail, lanes) for rail in rails]
-    return cast(Stats, read)
+    sent = totals.wire_bytes
+    lanes: list[dict[str, Any]] = [
+        {
+            **{name: getattr(row, name) for name in _OF_A_LANE},
+            "share": row.sent_bytes / sent if sent else 0.0,
+        }
+        for row in rows[0:count]
+    ]
+    by_rail = [
+        {
+            "rail": rail.index,
+            "interface": rail.interface,
+            **{
+                name: sum(lane[name] for lane in lanes if lane["rail"] == rail.index)
+                for name in _SUMMED
+            },
+        }
+        for rail in rails
+    ]
+    read = {name: getattr(totals, name) for name in _TOTALS}
+    return cast(Stats, {**read, "lanes": lanes, "rails": by_rail})
 
 
 def count_works(comm: Any) -> int:
@@ -76,16 +91,3 @@ def count_works(comm: Any) -> int:
     totals = ffi.new("rc_comm_stats *")
     lib.rc_comm_stats_get(comm, totals)
     return int(totals.works)
-
-
-def _of_lane(row: Any, total: int) -> LaneStats:
-    read: dict[str, Any] = {name: getattr(row, name) for name in _OF_A_LANE}
-    read["share"] = row.sent_bytes / total if total else 0.0
-    return cast(LaneStats, read)
-
-
-def _sum_of_rail(rail: RailInfo, lanes: Sequence[LaneStats]) -> RailStats:
-    total: dict[str, Any] = {"rail": rail.index, "interface": rail.interface}
-    for name in _SUMMED:
-        total[name] = sum(lane[name] for lane in lanes if lane["rail"] == rail.index)
-    return cast(RailStats, total)

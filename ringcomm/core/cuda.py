@@ -16,6 +16,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from ..errors import ConfigError, DeviceError, TensorError
@@ -77,8 +78,7 @@ def require() -> None:
         raise DeviceError(f"a GPU tensor cannot be used here: {reason}")
 
 
-@contextlib.contextmanager
-def stream(handle: Any) -> Iterator[None]:
+def stream(handle: Any) -> AbstractContextManager[None]:
     """Makes the calls and waits of this thread follow a stream instead of the current one.
 
     Args:
@@ -87,16 +87,13 @@ def stream(handle: Any) -> Iterator[None]:
 
     Raises ConfigError if handle is no stream.
     """
-    with _choose(_handle_of(handle)):
-        yield
+    return _choose(_handle_of(handle))
 
 
-@contextlib.contextmanager
-def current_stream() -> Iterator[None]:
+def current_stream() -> AbstractContextManager[None]:
     """Undoes ``stream`` within: calls and waits follow the current stream of the tensor's library.
     For callbacks that a library runs with a current stream of its own."""
-    with _choose(None):
-        yield
+    return _choose(None)
 
 
 @contextlib.contextmanager

@@ -37,7 +37,6 @@ class CoreLanes:
         self, handle: Any, lanes: Sequence[LaneSocket], timeline: Timeline | None = None
     ) -> None:
         self._handle, self._timeline = handle, timeline
-        self._lanes = list(lanes)
         self._places: dict[LaneId, tuple[int, int]] = {}
         self._ids: dict[tuple[int, int], LaneSocket] = {}
         for lane in lanes:
@@ -70,7 +69,7 @@ class CoreLanes:
     def losses(self) -> Losses | None:
         """Returns the lanes that are lost now, and logs what has changed; None once the
         communicator has failed."""
-        count = self._call(lib.rc_comm_lost_lanes, self._rows, len(self._lanes))
+        count = self._call(lib.rc_comm_lost_lanes, self._rows, len(self._ids))
         if count is None or count < 0:
             return None
         rows = self._rows[0:count]
@@ -115,8 +114,8 @@ class CoreLanes:
     def report(self) -> list[dict[str, Any]]:
         """Returns of each lane its name, made, sent_bytes, received_bytes, and why it is lost, or
         None."""
-        rows = ffi.new("rc_lane_stats[]", max(1, len(self._lanes)))
-        count = self._call(lib.rc_comm_lane_stats, rows, len(self._lanes)) or 0
+        rows = ffi.new("rc_lane_stats[]", max(1, len(self._ids)))
+        count = self._call(lib.rc_comm_lane_stats, rows, len(self._ids)) or 0
         ids = [self._id(row.peer, row.lane) for row in rows[0:count]]
         return [
             {
@@ -161,6 +160,6 @@ class CoreLanes:
             level,
             "%s; %d of %d lanes are left, and it is tried again",
             why,
-            len(self._lanes) - lost,
-            len(self._lanes),
+            len(self._ids) - lost,
+            len(self._ids),
         )

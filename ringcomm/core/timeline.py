@@ -214,11 +214,6 @@ class Timeline:
             {"ph": "M", "name": "process_sort_index", "args": {"sort_index": self._file.rank}},
         )
 
-    @property
-    def path(self) -> str:
-        """Path of the file."""
-        return self._file.path
-
     def submitted(self, work: Work) -> None:
         """Writes that a work was submitted to the core."""
         began = work.stats().submitted_ns or time.monotonic_ns()  # a flight may have none yet
