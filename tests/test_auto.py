@@ -67,14 +67,12 @@ def test_a_window_goes_by_medians_and_is_a_row() -> None:
     window = Window()
     assert window.medians() == WindowMedians()
     for busy in (1.0, 50.0, 2.0):
-        window.add(StepTimes(3.0, 2.0, False, busy, 8, (0.0, 2.0)))
+        window.steps.append(StepTimes(3.0, 2.0, False, busy, 8, (0.0, 2.0)))
     seen = window.medians()
     assert (seen.steps, seen.busy_s) == (3, 2.0)
     assert WindowMedians(*map(float, seen)) == seen
     assert window.ready_s() == (0.0, 2.0)
-    window.empty()
-    assert window.medians() == WindowMedians()
-    assert window.ready_s() == ()
+    assert Window().ready_s() == ()
 
 
 # ---- a world that is only arithmetic ----
@@ -142,8 +140,8 @@ class Ranks:
         for _ in range(steps):
             self._begin()
             for rank in self.ranks:
-                rank.window.add(self._took(rank.rung.codec))
-                rank.window.add_cpu(self.site.cpu_s(rank.rung.codec))
+                rank.window.steps.append(self._took(rank.rung.codec))
+                rank.window.cpu_s += self.site.cpu_s(rank.rung.codec)
             self.used.append(str(self.ranks[0].rung))
             self.step += 1
         return self

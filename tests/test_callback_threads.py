@@ -56,7 +56,7 @@ def queue() -> Queue:
 @pytest.fixture
 def made(queue: Queue) -> Iterator[CallbackThreads]:
     """Its threads must be gone after the test."""
-    made = CallbackThreads("test-callers", queue)
+    made = CallbackThreads("test-callers", queue.take, queue.interrupt)
     made.start()
     yield made
     ended = threading.Event()
@@ -132,7 +132,7 @@ def test_nothing_wakes_up_while_there_is_nothing_to_call(
 def test_stopped_by_a_callback(queue: Queue) -> None:
     """What was over by then is still called back, also beside one that waits."""
     made, ended, called = (
-        CallbackThreads("test-callers", queue),
+        CallbackThreads("test-callers", queue.take, queue.interrupt),
         threading.Event(),
         threading.Event(),
     )

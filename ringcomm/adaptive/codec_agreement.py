@@ -78,7 +78,7 @@ class Agreement:
             return self._take_up(step)
         if step >= self._next and self._gathered is None and self._spread is None:
             self._gathered = step, exchange.gather(self.window.medians())
-            self.window.empty()
+            self.window = Window()
         return None
 
     def _decide(
@@ -107,6 +107,6 @@ class Agreement:
         codec, accumulate, reason = json.loads(text)
         change = Change(step, Rung(parse(codec), accumulate), reason)
         self.rung = change.rung
-        self.window.empty()
+        self.window = Window()
         self._next = step + FIRST_WINDOW
         return change

@@ -51,7 +51,7 @@ FIRST_STEPS = 10
 _DWELL = 200  # steps after a change before a change to a gentler rung
 _NEAR = 1.02  # a step up to so many times the shortest is as good
 _HARSHER, _GROSS = 1.04, 1.5  # a step over so many times the shortest is too long; grossly
-_MARGIN = 0.85  # share of the wire's rate by which a gentler rung is judged
+_LONGER = 1 / 0.85  # times as long as the wire takes: by that a gentler rung is judged
 _HARSHER_WINDOWS, _GENTLER_WINDOWS = 3, 2
 
 #: Processor seconds for encoding, decoding and adding an element, used until a codec has been
@@ -118,39 +118,27 @@ class StepTimes:
     ready_s: tuple[float, ...]
 
 
+@dataclasses.dataclass
 class Window:
-    """Measured steps since empty() was last called."""
+    """Measured steps that are over, and the engine's processor time in them."""
 
-    def __init__(self) -> None:
-        self.empty()
-
-    def empty(self) -> None:
-        """Removes all steps."""
-        self._steps: list[StepTimes] = []
-        self._cpu_s = 0.0
-
-    def add(self, step: StepTimes) -> None:
-        """Adds a step that is over."""
-        self._steps.append(step)
-
-    def add_cpu(self, seconds: float) -> None:
-        """Adds processor time of the engine."""
-        self._cpu_s += seconds
+    steps: list[StepTimes] = dataclasses.field(default_factory=list)
+    cpu_s: float = 0.0
 
     def medians(self) -> WindowMedians:
         """Returns the medians over the steps."""
-        steps = self._steps
+        steps = self.steps
         if not steps:
             return WindowMedians()
         names = ("compute_s", "hide_s", "deferred", "busy_s", "wire_bytes")
         middle = {name: statistics.median(getattr(one, name) for one in steps) for name in names}
-        return WindowMedians(steps=len(steps), cpu_s=self._cpu_s / len(steps), **middle)
+        return WindowMedians(steps=len(steps), cpu_s=self.cpu_s / len(steps), **middle)
 
     def ready_s(self) -> tuple[float, ...]:
         """Times at which the buckets of the median step were ready; empty if there is no step."""
-        if not self._steps:
+        if not self.steps:
             return ()
-        ordered = sorted(self._steps, key=lambda one: one.hide_s)
+        ordered = sorted(self.steps, key=lambda one: one.hide_s)
         return ordered[len(ordered) // 2].ready_s
 
 
@@ -197,10 +185,6 @@ class Link:
     rate: float
     latency_s: float = 0.0
     codec_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
-
-    def slower(self, factor: float) -> Link:
-        """Returns a copy with the rate divided by a factor."""
-        return dataclasses.replace(self, rate=self.rate / factor)
 
     def seconds(self, bucket: BucketSize, codec: Codec) -> float:
         """Seconds for which a bucket keeps the link busy."""
@@ -382,12 +366,14 @@ class Outlook:
         return self.compute_s + max(0.0, behind - self.slack_s(rung)) / rung.accumulate
 
     def cautious(self) -> Outlook:
-        """Returns the forecast for a wire at _MARGIN of its rate."""
-        return dataclasses.replace(self, link=self.link.slower(1 / _MARGIN))
+        """Returns the forecast for a wire that takes _LONGER for each byte."""
+        link = dataclasses.replace(self.link, rate=self.link.rate / _LONGER)
+        return dataclasses.replace(self, link=link)
 
-    def gentlest(self, rungs: Sequence[Rung], shortest: float) -> Rung:
-        """Returns the first rung whose step is nearly the shortest."""
-        return next(rung for rung in rungs if self.step_s(rung) <= _NEAR * shortest)
+    def gentlest(self, rungs: Iterable[Rung], shortest: float, otherwise: Rung) -> Rung:
+        """Returns the first rung whose step is nearly the shortest, if there is one."""
+        near = (rung for rung in rungs if self.step_s(rung) <= _NEAR * shortest)
+        return next(near, otherwise)
 
 
 class Law:
@@ -463,15 +449,12 @@ class Law:
         shortest = min(outlook.step_s(rung) for rung in rungs)
         excess = outlook.step_s(self.rung) / shortest
         if excess > _HARSHER:
-            to = outlook.gentlest(rungs, shortest)
+            to = outlook.gentlest(rungs, shortest, self.rung)
             self._harsher, self._gentler = self._harsher + 1, 0
             is_due = excess > _GROSS or self._harsher >= _HARSHER_WINDOWS
         else:
-            cautious = outlook.cautious()
             gentler = itertools.takewhile(lambda rung: rung != self.rung, rungs)
-            to = next(
-                (rung for rung in gentler if cautious.step_s(rung) <= _NEAR * shortest), self.rung
-            )
+            to = outlook.cautious().gentlest(gentler, shortest, self.rung)
             self._harsher, self._gentler = 0, self._gentler + 1 if to != self.rung else 0
             is_due = self._gentler >= _GENTLER_WINDOWS and step - self._since >= _DWELL
         is_first, self._is_settled = not self._is_settled, True

@@ -22,7 +22,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 LATE_S = 0.01
 _MOST_STANDBY = 4  # stand-by threads that are kept
@@ -31,17 +30,6 @@ _log = logging.getLogger("ringcomm")
 _here = threading.local()
 #: True once a thread was started; a cheap check before about_to_block() and the like.
 are_running = False
-
-
-class Source(Protocol):
-    """Source of finished works, such as an engine."""
-
-    def take(self, timeout_ms: int) -> Callable[[], None] | None:
-        """Waits for the next finished work and returns its callback; None after timeout_ms, or if
-        ``interrupt`` was called."""
-
-    def interrupt(self) -> None:
-        """Ends the current or next ``take``."""
 
 
 def on_callback_thread() -> bool:
@@ -61,12 +49,19 @@ class CallbackThreads:
 
     Args:
         name: name of the threads.
-        source: source from which they take finished works.
+        take: waits for the next finished work, at most so many milliseconds, and returns its
+            callback; None if there is none, or if ``interrupt`` was called.
+        interrupt: ends the current or next ``take``.
     """
 
-    def __init__(self, name: str, source: Source) -> None:
+    def __init__(
+        self,
+        name: str,
+        take: Callable[[int], Callable[[], None] | None],
+        interrupt: Callable[[], object],
+    ) -> None:
         self._name = name
-        self._source = source
+        self._take, self._interrupt = take, interrupt
         self._lock = threading.RLock()  # guards all below; a signal handler may call within a call
         self._changed = threading.Condition(self._lock)
         self._threads: set[threading.Thread] = set()
@@ -106,7 +101,7 @@ class CallbackThreads:
             inside = threading.current_thread() in self._threads
             self._at_end = at_end if inside else None
             self._changed.notify_all()
-        self._source.interrupt()
+        self._interrupt()
         if inside:
             return
         while thread := self._any_thread():
@@ -174,7 +169,7 @@ class CallbackThreads:
         """Takes works and calls back until another thread leads, or no work is left."""
         while self._leader is me:
             stopping = self._stopping  # read first, so that works over by then are still taken
-            call = self._source.take(0 if stopping else _TAKE_MS)
+            call = self._take(0 if stopping else _TAKE_MS)
             if call is not None:
                 self._call(me, call)
                 del call  # the callback holds the work, and so the tensor

@@ -134,7 +134,9 @@ class Engine:
         self._watched: dict[Any, Callable[[], None]] = {}
         self._by_handle: dict[int, Callable[[], None]] = {}
         self._registered = threading.RLock()  # a signal handler may call within a call
-        self._callback_threads = CallbackThreads(CALLBACK_THREAD, self)
+        self._callback_threads = CallbackThreads(
+            CALLBACK_THREAD, self.take, lambda: lib.rc_engine_interrupt(self.handle)
+        )
         self.forked = False
         _live.add(self)
 
@@ -159,8 +161,6 @@ class Engine:
             if self._watched.pop(slot, None) is None and slot[0]:
                 self._by_handle.pop(address_of(slot[0]), None)
 
-    # ---- callback_threads.Source ----
-
     def take(self, timeout_ms: int) -> Callable[[], None] | None:
         """Waits for the next work that is over and returns its callback; None if none is."""
         out = ffi.new("rc_work **")
@@ -169,10 +169,6 @@ class Engine:
         callback = self._callback_of(out[0])
         lib.rc_work_free(out[0])
         return callback
-
-    def interrupt(self) -> None:
-        """Ends the current or next ``take``."""
-        lib.rc_engine_interrupt(self.handle)
 
     def _callback_of(self, work: Any) -> Callable[[], None]:
         while True:

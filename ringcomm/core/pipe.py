@@ -144,7 +144,8 @@ class Pipe:
         self._free.atexit = False
         self._works: dict[int, DeviceWork] = {}
         self._registered = threading.RLock()  # a signal handler may call within a call
-        self._callback_threads = CallbackThreads(CALLBACK_THREAD, self)
+        # rc_pipe_stop ends a ``take``.
+        self._callback_threads = CallbackThreads(CALLBACK_THREAD, self.take, lambda: None)
 
     def submit(self, work: DeviceWork, call: Any) -> tuple[int, Any]:
         """Submits the work's call.
@@ -186,8 +187,6 @@ class Pipe:
         lib.rc_pipe_stop(self._handle)
         self._callback_threads.stop(lambda: None)
 
-    # ---- callback_threads.Source ----
-
     def take(self, timeout_ms: int) -> Callable[[], None] | None:
         """Waits for the next flight that is over or has landed; returns the method to call."""
         out, landed = ffi.new("rc_flight **"), ffi.new("int *")
@@ -198,9 +197,6 @@ class Pipe:
             work = self._works.pop(number) if landed[0] else self._works[number]
         lib.rc_flight_free(out[0])
         return work.landed if landed[0] else work.over
-
-    def interrupt(self) -> None:
-        """Does nothing: rc_pipe_stop ends a ``take``."""
 
 
 def _one_stream(work: DeviceWork) -> int:

@@ -129,7 +129,7 @@ class Auto:
         assert self._agreement is not None
         window = self._agreement.window
         cpu_s, self._cpu_s = self._cpu_s, exchange.cpu_s()
-        window.add_cpu(self._cpu_s - cpu_s)
+        window.cpu_s += self._cpu_s - cpu_s
         change = self._agreement.begin(
             step, exchange, self._load, window.ready_s(), self._latency_s
         )
@@ -167,7 +167,7 @@ class Auto:
             return
         buckets, window = self._steps.popleft(), self._agreement.window
         self._load = tuple(buckets.load)
-        window.add(
+        window.steps.append(
             StepTimes(
                 report["compute_s"],
                 report["backward_s"],
