@@ -60,6 +60,7 @@ class Communicator(Collectives):
         hosts: host name of every rank.
         rails: this rank's network ports in rail order (``.interface``, ``.address``).
         config: its settings.
+        kernel_set: instruction set of the kernels.
         algorithms: chooser of all-reduce algorithms: the name that config.algorithm
             gives, else "model", with the speed of the links that it assumes, if that is known.
     """
@@ -180,11 +181,6 @@ class Communicator(Collectives):
         with self._lock:
             self._require_open()
             return read_counters(self._handle, self.rails)
-
-    @property
-    def kernel_set(self) -> str:
-        """Instruction set of the kernels."""
-        return self.engine.kernel_set
 
     def close(self, within: float = _CLOSE_MS / 1000) -> None:
         """Leaves the group: says goodbye and closes the lanes, within about a second, or the given

@@ -86,6 +86,7 @@ class Dispatcher:
         self.rails = mesh.rails
         self.config = config
         self.engine = acquire_engine(config.kernel_set)
+        self.kernel_set = self.engine.kernel_set
         # Held while the handle is in use, so that close() in another thread cannot free it then. A
         # signal handler may close within such a call.
         self._lock = threading.RLock()
@@ -333,7 +334,7 @@ class Dispatcher:
             raise kind(f"{name}: {text(error.message)}")
         if self._timeline is not None:
             self._timeline.submitted(work)
-        if len(self._in_flight) > 1:
+        if where is None and len(self._in_flight) > 1:
             self._reap_finished_works()
         return work
 

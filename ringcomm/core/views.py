@@ -16,7 +16,6 @@ result is refused: a copy back would have to follow the result on every stream.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -221,16 +220,20 @@ class PackedView(DeviceView):
 def laid_out(parts: Sequence[View], align: int) -> tuple[list[int], int]:
     """Returns the byte offset of each part of one tensor, where each begins at a multiple of
     ``align`` elements, and the tensor's count of elements."""
-    counts = (-(-part.count // align) * align for part in parts)
-    *starts, total = itertools.accumulate(counts, initial=0)
-    return [start * ITEM_BYTES[parts[0].dtype] for start in starts], total
+    item, starts, total = ITEM_BYTES[parts[0].dtype], [], 0
+    for part in parts:
+        starts.append(total * item)
+        total += -(-part.count // align) * align
+    return starts, total
 
 
 def common_device(views: Sequence[View]) -> DeviceView | None:
     """Returns the first view with elements if all views lie on one GPU; None if all lie on the
     host or none has elements. Raises TensorError for a mixture."""
     found = [view for view in views if isinstance(view, DeviceView)]
-    if found and len(found) < len(views):
+    if not found:
+        return None
+    if len(found) < len(views):
         raise TensorError("one tensor of the call lies on a GPU and another in host memory")
     devices = sorted({view.device for view in found if view.count})
     if len(devices) > 1:

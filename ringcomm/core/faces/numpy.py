@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import TensorError
-from ..native import address_of, ffi
+from ..native import ffi
 from ..views import PLAIN, SHARED, Plain, View, class_name, dtype_named, shares_memory
 
 _from_buffer = ffi.from_buffer
@@ -137,7 +137,7 @@ def _view(obj: Any, array: np.ndarray[Any, Any], writable: bool) -> View:
 def _address(dense: np.ndarray[Any, Any]) -> int:
     """Returns the address of a dense array."""
     try:
-        return address_of(ffi.from_buffer(dense))
+        return int(ffi.cast("uintptr_t", ffi.from_buffer(dense)))
     except (TypeError, ValueError, BufferError):  # a dtype that the buffer protocol lacks
         address: int = dense.__array_interface__["data"][0]
         return address
