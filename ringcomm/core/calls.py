@@ -195,15 +195,17 @@ class Prepared:
         root = require_rank(collective, root, world_size)
         if dtype is not None:
             require_compressible(compression, dtype)
-        self.call = call = ffi.new("rc_call *")
-        call.size = ffi.sizeof("rc_call")
-        call.collective = collective
-        call.op = OPS[op]
-        call.dtype = 0 if dtype is None else DTYPES[dtype]
-        call.codec = codec.number
-        call.root = ANY_SOURCE if root is None else root
-        call.timeout_ms = milliseconds(timeout)
-        call.waits = 1
+        fields = {
+            "size": ffi.sizeof("rc_call"),
+            "collective": collective,
+            "op": OPS[op],
+            "dtype": 0 if dtype is None else DTYPES[dtype],
+            "codec": codec.number,
+            "root": ANY_SOURCE if root is None else root,
+            "timeout_ms": milliseconds(timeout),
+            "waits": 1,
+        }
+        self.call = ffi.new(_CALL, fields)
         self._about = _COLLECTIVES[collective], dtype
         self._op = op
 

@@ -23,24 +23,27 @@ _ONE_THREAD = 1.5e9
 
 def open_handle(mesh: Mesh, config: Config, epoch: int, engine: Any) -> Any:
     """Makes and starts an rc_comm of that engine. Raises RingcommError."""
-    settings = ffi.new("rc_comm_config *")
-    lib.rc_comm_config_init(settings)
-    settings.rank = mesh.rank
-    settings.world_size = mesh.world_size
-    settings.epoch = epoch
-    default_segment = _ONE_HOST_SEGMENT if mesh.single_host else _SEGMENT
-    settings.segment_bytes = config.segment_bytes or default_segment
-    settings.one_host = mesh.single_host
-    settings.heartbeat_ms = int(config.heartbeat * 1000)
-    settings.peer_timeout_ms = int(config.peer_timeout * 1000)
-    settings.algorithm = ALGORITHMS[config.algorithm]
-    settings.link_mbit = mesh.link_mbit
-    settings.recovers = mesh.recovers
     cores = len(os.sched_getaffinity(0))
-    settings.oversubscribed = mesh.ranks_on_machine > cores
-    settings.threads = config.threads or choose_threads(mesh, cores)
-    default = _OVERSUBSCRIBED_SPIN_US if settings.oversubscribed else _SPIN_US
-    settings.spin_us = default if config.spin_us < 0 else config.spin_us
+    oversubscribed = mesh.ranks_on_machine > cores
+    spin_us = _OVERSUBSCRIBED_SPIN_US if oversubscribed else _SPIN_US
+    segment_bytes = _ONE_HOST_SEGMENT if mesh.single_host else _SEGMENT
+    fields = {
+        "size": ffi.sizeof("rc_comm_config"),
+        "rank": mesh.rank,
+        "world_size": mesh.world_size,
+        "epoch": epoch,
+        "segment_bytes": config.segment_bytes or segment_bytes,
+        "one_host": mesh.single_host,
+        "heartbeat_ms": int(config.heartbeat * 1000),
+        "peer_timeout_ms": int(config.peer_timeout * 1000),
+        "algorithm": ALGORITHMS[config.algorithm],
+        "link_mbit": mesh.link_mbit,
+        "recovers": mesh.recovers,
+        "oversubscribed": oversubscribed,
+        "threads": config.threads or choose_threads(mesh, cores),
+        "spin_us": spin_us if config.spin_us < 0 else config.spin_us,
+    }
+    settings = ffi.new("rc_comm_config *", fields)
     out = ffi.new("rc_comm **")
     check(lib.rc_comm_create(out, engine, settings), "cannot open the communicator: ")
     try:

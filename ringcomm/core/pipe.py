@@ -113,11 +113,11 @@ class DeviceWork(Work):
                 pass
             if result != OK:
                 raise self._make_error(result)
-            return self._result
-        error = ffi.new("rc_error *")
-        for stream in streams:
-            code = lib.rc_flight_order(self.slot[0], stream, error)
-            check(code, f"{self.name} #{self.seq}: ", error)
+        else:
+            error = ffi.new("rc_error *")
+            for stream in streams:
+                code = lib.rc_flight_order(self.slot[0], stream, error)
+                check(code, f"{self.name} #{self.seq}: ", error)
         return self._result
 
 

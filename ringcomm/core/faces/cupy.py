@@ -44,8 +44,15 @@ def view(obj: Any, writable: bool) -> DeviceView:
         )
     _stream_of(about, obj)  # raises now if the stream is invalid
     dense = is_dense(shape, about.get("strides"), ITEM_BYTES[dtype])
-    stream = lambda: _stream_of(obj.__cuda_array_interface__, obj)  # noqa: E731
-    return device_view(obj, obj, address, dtype, shape, dense, stream)
+    return device_view(
+        obj,
+        obj,
+        address,
+        dtype,
+        shape,
+        dense,
+        lambda: _stream_of(obj.__cuda_array_interface__, obj),
+    )
 
 
 def device_view(

@@ -118,9 +118,6 @@ def _view(obj: Any, array: np.ndarray[Any, Any], writable: bool) -> View:
             def finish() -> None:
                 target[...] = dense
 
-    def make(shape: tuple[int, ...]) -> Any:
-        return np.empty(shape, dtype=array.dtype)
-
     return View(
         obj,
         (array, dense),
@@ -128,7 +125,7 @@ def _view(obj: Any, array: np.ndarray[Any, Any], writable: bool) -> View:
         dtype,
         array.shape,
         array.size,
-        make,
+        lambda shape: np.empty(shape, array.dtype),
         finish,
         is_copy=finish is not None,
     )

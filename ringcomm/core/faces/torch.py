@@ -135,9 +135,6 @@ def _host_view(torch: Any, tensor: Any, writable: bool) -> View:
             if dense.data_ptr() != address:  # the core has used memory that was freed
                 raise ValueError("its storage was resized in flight")
 
-    def make(shape: tuple[int, ...]) -> Any:
-        return torch.empty(shape, dtype=tensor.dtype)
-
     return View(
         tensor,
         (dense, target),
@@ -145,7 +142,7 @@ def _host_view(torch: Any, tensor: Any, writable: bool) -> View:
         dtype,
         tensor.shape,
         tensor.numel(),
-        make,
+        lambda shape: torch.empty(shape, dtype=tensor.dtype),
         finish,
         is_copy=writable and dense is not target,
     )
@@ -189,11 +186,15 @@ def _device_view(torch: Any, tensor: Any, writable: bool) -> DeviceView:
         with _torch_following(torch, device):
             return torch.empty(shape, dtype=tensor.dtype, device=device)
 
-    def current() -> int:
-        return int(torch.cuda.current_stream(device).cuda_stream)
-
     return DeviceView(
-        tensor, dense, int(dense.data_ptr()), dtype, tensor.shape, int(device.index), current, make
+        tensor,
+        dense,
+        int(dense.data_ptr()),
+        dtype,
+        tensor.shape,
+        int(device.index),
+        lambda: int(torch.cuda.current_stream(device).cuda_stream),
+        make,
     )
 
 
