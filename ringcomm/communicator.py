@@ -89,8 +89,7 @@ class Communicator(Collectives):
             summary = self._startup_summary(joined, group_codec)
             if config.timeline:
                 about = f"communicator of {self.world_size}, epoch {joined.epoch}"
-                ports = [rail.interface for rail in self.rails]
-                host = self.hosts[self.rank]
+                host, ports = self.hosts[self.rank], [rail.interface for rail in self.rails]
                 self._timeline = Timeline(config.timeline, self.rank, host, about, ports)
                 undo.callback(self._timeline.close)
             undo.callback(self._free_handle)
@@ -223,8 +222,7 @@ class Communicator(Collectives):
 
     def _gather_bytes(self, part: bytes, seconds: float) -> bytes:
         """Gathers equal-sized parts of all ranks and concatenates them in order of rank."""
-        mine = np.frombuffer(part, dtype=np.uint8)
-        return bytes(self.allgather(mine, timeout=seconds).tobytes())
+        return bytes(self.allgather(np.frombuffer(part, np.uint8), timeout=seconds).tobytes())
 
     # ---- logging ----
 

@@ -20,7 +20,6 @@ weights_only=True. A state that is refused changes nothing.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard, TypeVar
 
@@ -34,30 +33,6 @@ from .errors import ConfigError, warn_caller
 
 Place = Mapping[str, int]
 F = TypeVar("F", bound=Callable[..., Any])
-
-_OPS = (None, "sum", "avg", "gather")
-
-
-@dataclasses.dataclass(frozen=True)
-class TensorState:
-    """State of one tensor's residuals: a rank's own, or gathered, with owner_start None."""
-
-    worker: Floats
-    owner: Floats
-    owner_start: int | None
-    op: str | None
-    loss_scale: float
-
-    def state_dict(self, place: Place) -> dict[str, Any]:
-        """Returns the dictionary to save of a rank's own."""
-        return {
-            "exact": dict(place),
-            "op": self.op,
-            "loss_scale": self.loss_scale,
-            "worker": as_callers(self.worker),
-            "owner": as_callers(self.owner),
-            "owner_start": self.owner_start,
-        }
 
 
 def place_of(comm: Communicator) -> Place:
@@ -104,20 +79,18 @@ def as_own(state: Mapping[str, Any], place: Place, name: str) -> Mapping[str, An
     rank's. Warns and raises as ``is_own``."""
     if is_own(state, place, name):
         return state
-    empty: Mapping[str, Any] = _without_residuals(state, place)
-    return empty
+    return _without_residuals(state, place)
 
 
-def _without_residuals(state: Any, place: Place) -> Any:
-    """Returns a copy of a state without residuals, for this place; leaves an invalid state as it
-    is, for ``read_exact`` to refuse."""
-    if not isinstance(state, Mapping):
-        return state
+def _without_residuals(state: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
+    """Returns a copy of a state without residuals, for this place; leaves what is invalid as it
+    is, for the reader to refuse."""
     empty = {**state, "exact": dict(place)}
     if isinstance(state.get("tensors"), Mapping):
         inner = {name: place[name] for name in ("world_size", "rank")}
         empty["tensors"] = {
-            name: _without_residuals(one, inner) for name, one in state["tensors"].items()
+            name: _without_residuals(one, inner) if isinstance(one, Mapping) else one
+            for name, one in state["tensors"].items()
         }
     elif hasattr(state.get("worker"), "__len__"):
         zeros = np.zeros(len(state["worker"]), np.float32)
@@ -132,24 +105,6 @@ def without_exact(state_dict: F) -> F:
         "gather_state_dict(), which all ranks call, is for a world of any size"
     )
     return names_arguments(state_dict, removed={"exact": gone})
-
-
-def read_exact(state: Mapping[str, Any], place: Place, name: str) -> TensorState:
-    """Reads the saved state of one tensor for this place. Raises ConfigError if it is invalid."""
-    worker, owner = (floats_of(state.get(part)) for part in ("worker", "owner"))
-    start, op, scale = (state.get(part) for part in ("owner_start", "op", "loss_scale"))
-    if (
-        state["exact"] != dict(place)
-        or worker is None
-        or owner is None
-        or not isinstance(start, int)
-        or not 0 <= start <= len(worker) - len(owner)
-        or op not in _OPS
-        or not isinstance(scale, float)
-        or not 0 < scale < float("inf")
-    ):
-        raise ConfigError(f"{name}: this is no state_dict() of an ErrorFeedback")
-    return TensorState(worker, owner, start, op, scale)
 
 
 def as_callers(array: Floats) -> Any:

@@ -18,6 +18,7 @@ weights_only=True. A load that raises changes nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -29,16 +30,7 @@ from .codecs import BLOCK
 from .communicator import Communicator
 from .core.residuals import Floats, Residuals, require_scale
 from .errors import ConfigError, MismatchError, naming
-from .exact import (
-    TensorState,
-    as_callers,
-    as_own,
-    floats_of,
-    is_exact,
-    place_of,
-    read_exact,
-    without_exact,
-)
+from .exact import as_callers, as_own, floats_of, is_exact, place_of, without_exact
 
 _FORMAT = 1
 _MOST_ELEMENTS = 2 << 20  # elements of tensors that one all-reduce saves together
@@ -72,7 +64,15 @@ class ErrorFeedback(Residuals):
 
         Raises ConfigError while a collective in flight uses it.
         """
-        return {"format": _FORMAT, **self._exact().state_dict(place_of(given_or_default(comm)))}
+        return {
+            "format": _FORMAT,
+            "exact": dict(place_of(given_or_default(comm))),
+            "op": self._op,
+            "loss_scale": self._loss_scale,
+            "worker": as_callers(self.worker),
+            "owner": as_callers(self.owner),
+            "owner_start": self.owner_start,
+        }
 
     @naming("gather_state_dict() of ErrorFeedback")
     def gather_state_dict(self, comm: Communicator | None = None) -> dict[str, Any]:
@@ -110,11 +110,7 @@ class ErrorFeedback(Residuals):
             state = as_own(state, place_of(comm), self.name)
         self._take(_read(state, self.name, comm), comm)
 
-    def _exact(self) -> TensorState:
-        start, owner = self._owner()
-        return TensorState(self.worker, owner, start, self._op, self._loss_scale)
-
-    def _take(self, state: TensorState, comm: Communicator) -> None:
+    def _take(self, state: _State, comm: Communicator) -> None:
         worker, owner, start = state.worker, state.owner, state.owner_start
         if start is None:
             start, stop = _own_part(len(worker), comm)
@@ -245,7 +241,7 @@ class FeedbackStore:
             one.loss_scale = self._loss_scale
         self._restored = strict
 
-    def _require_same(self, known: Mapping[str, TensorState], strict: bool) -> None:
+    def _require_same(self, known: Mapping[str, _State], strict: bool) -> None:
         differing = (
             (self._items.keys() - known.keys(), "it lacks {}"),
             (known.keys() - self._items.keys(), "it has {}, unknown here"),
@@ -269,10 +265,18 @@ class FeedbackStore:
 # ---- states ----
 
 
-def _read(state: object, name: str, comm: Communicator) -> TensorState:
-    if is_exact(state):
-        _require_format(state, name)
-        return read_exact(state, place_of(comm), name)
+@dataclasses.dataclass(frozen=True)
+class _State:
+    """Checked state of one tensor: a rank's own, or gathered, with owner_start None."""
+
+    worker: Floats
+    owner: Floats
+    owner_start: int | None
+    op: str | None
+    loss_scale: float
+
+
+def _read(state: object, name: str, comm: Communicator) -> _State:
     if not isinstance(state, Mapping) or not {"worker", "owner", "op"} <= set(state):
         raise ConfigError(
             f"{name}: this is no state of an ErrorFeedback: it must have 'worker', 'owner' and 'op'"
@@ -284,14 +288,20 @@ def _read(state: object, name: str, comm: Communicator) -> TensorState:
         raise ConfigError(
             f"{name}: the residuals of a state are float32 of one dimension, in host memory"
         )
-    if len(worker) != len(owner):
+    own = is_exact(state)
+    start = state.get("owner_start") if own else None
+    if own:
+        fits = isinstance(start, int) and 0 <= start <= len(worker) - len(owner)
+        if not fits or state["exact"] != dict(place_of(comm)):
+            raise ConfigError(f"{name}: this is no state_dict() of an ErrorFeedback")
+    elif len(worker) != len(owner):
         raise ConfigError(
             f"{name}: the state has {len(worker)} residuals of the workers and "
             f"{len(owner)} of the owners; it must be as many"
         )
-    if state["op"] not in (None, "sum", "avg"):
+    if state["op"] not in (None, "sum", "avg") and not (own and state["op"] == "gather"):
         raise ConfigError(f"{name}: the state's op is {state['op']!r}; it must be sum or avg")
-    return TensorState(worker, owner, None, state["op"], float(state["loss_scale"]))
+    return _State(worker, owner, start, state["op"], float(state["loss_scale"]))
 
 
 def _require_format(state: Mapping[str, Any], name: str) -> None:
@@ -360,10 +370,9 @@ def _gathered(
     both = np.zeros((2, sum(counts)), np.float32)
     ends = np.cumsum(counts)
     for one, end, count in zip(group, ends, counts, strict=True):
-        own = one._exact()
-        start = end - count + own.owner_start
-        both[0, end - count : end] = own.worker
-        both[1, start : start + len(own.owner)] = own.owner
+        start, owner = end - count + one.owner_start, one.owner
+        both[0, end - count : end] = one.worker
+        both[1, start : start + len(owner)] = owner
     comm.allreduce(both, "sum")
     workers, owners = (
         [row[end - count : end].copy() for end, count in zip(ends, counts, strict=True)]

@@ -246,8 +246,7 @@ class Dispatcher:
             name = dtype if tensor is None else view(tensor, writable=True).dtype
             size, seconds = self.world_size, self.config.timeout
             made = Prepared(collective, name, op, compression, root, size, seconds)
-            self._prepared[key] = made
-            return made
+            return self._prepared.setdefault(key, made)
 
     def _run_now(
         self,
