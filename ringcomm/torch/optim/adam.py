@@ -27,7 +27,8 @@ sqrt(N) times Adam's. A renewal keeps m; it multiplies the residuals, which are 
 by old over new q.
 
 Invariants: from the freeze on, v in the padding repeats the parameter's last elements of v. R of a
-block counts the padding, and a checkpoint does not have it.
+block counts the padding, and a checkpoint does not have it. q follows from v and eps, and is the
+same on all ranks to the bit, as a block's elements are summed in one order.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from typing_extensions import Unpack
 
-from ...codecs import Compression
+from ...codecs import BLOCK, Compression
 from ...communicator import Communicator
 from ...feedback import FeedbackStore
 from ..argument_checks import require, takes
+from ..sync.bucket import master_dtype
 from . import saved
 from .arithmetic import (
     average_in,
@@ -57,13 +59,13 @@ from .arithmetic import (
 from .checks import REMOVED, codec_name, require_adam
 from .freezing import Freeze, FreezePoint, Renewals, freeze_point, steps_remembered
 from .rule import Exchange, Rule
-from .span import Span
-from .units import Units
+from .span import Span, Tile
 from .wire import WireOptimizer, WireSettings
 
 Refresh = Literal["exponential"] | None
 _USES = 4  # renewals at one interval before it doubles
 _MOST = 128  # steps between renewals, or the variance's memory if that is longer
+_BOUND = 5.0  # most noise that an element gets from its block, in units of its own update
 
 
 class OneBitAdam(WireOptimizer):
@@ -112,11 +114,11 @@ class OneBitAdam(WireOptimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         point = freeze_point(freeze, betas[1], renews=refresh is not None)
         codec, densely = codec_name(compression), codec_name(dense, "dense=")
-        rule: Frozen
-        if refresh is None:
-            rule = Frozen(point, codec, densely)
-        else:
-            rule = Renewed(point, codec, densely, betas[1])
+        rule = (
+            Frozen(point, codec, densely)
+            if refresh is None
+            else Renewed(point, codec, densely, betas[1])
+        )
         fixed = {"freeze": freeze, "refresh": refresh, "compression": codec, "dense": densely}
         self._at_first = rule.saved()
         super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
@@ -138,31 +140,37 @@ class OneBitAdam(WireOptimizer):
         Raises ConfigError as WireOptimizer does, or for an Adam with amsgrad, maximize, or a weight
         decay in the gradient.
         """
-        if saved.KEY in state_dict:
-            super().load_state_dict(state_dict)
-            return
+        if saved.KEY not in state_dict:
+            state_dict = self._from_adam(state_dict)
+        super().load_state_dict(state_dict)
+
+    def _from_adam(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the state of this optimizer after the dense steps of an Adam. The mean square of
+        this rank's own gradients, which is unknown, is at its upper bound, N times v: with less,
+        the first renewals would make steps too long."""
         indexed = self._indexed()
         kept, groups = saved.read_adam(state_dict, indexed, self._method())
-        ages = {index: one["step"] for index, one in kept.items()}
-        self._load_common({"param_groups": groups}, {"steps": max(ages.values()), "skipped": 0})
-        if self._overlap is not None:
-            self._overlap.cancel()
-        self._use(
-            [
-                span
-                for age in sorted(set(ages.values()), reverse=True)
-                for span in self._laid_out([one for one in indexed if ages.get(one.index) == age])
-            ]
-        )
-        self._rule.restore(self._at_first)
-        self.feedback = FeedbackStore()
-        for span in self._spans:
-            for place in span.slices:
-                for name in ("exp_avg", "exp_avg_sq"):
-                    span.load(name, place.index, kept[place.index][name])
-            for name in ("exp_avg", "exp_avg_sq"):
-                span.fill_padding(span.state[name])
-            self._rule.take_adam(span, ages[span.slices[0].index])
+        ages = {index: int(one["step"]) for index, one in kept.items()}
+        spans = [
+            span
+            for age in sorted(set(ages.values()), reverse=True)
+            for span in self._laid_out([one for one in indexed if ages.get(one.index) == age])
+        ]
+        for index, one in kept.items():
+            parameter = indexed[index].parameter
+            square = saved.shaped(one["exp_avg_sq"], parameter, index, "exp_avg_sq")
+            one["own_sq"] = square.to(master_dtype(parameter.dtype)) * self._comm.world_size
+        ages_of = {span.name: ages[span.slices[0].index] for span in spans}
+        own = {
+            "format": saved.FORMAT,
+            "method": self._method(),
+            "steps": max(ages.values()),
+            "skipped": 0,
+            "spans": saved.saved_layout(spans),
+            "rule": {**self._at_first, "ages": ages_of},
+            "feedback": FeedbackStore().state_dict(self._comm),
+        }
+        return {"state": kept, "param_groups": groups, saved.KEY: own}
 
     @property
     def frozen_at(self) -> int | None:
@@ -172,7 +180,7 @@ class OneBitAdam(WireOptimizer):
     @property
     def renewals(self) -> int:
         """Number of renewals of the variance."""
-        return self._rule.renewals.count if isinstance(self._rule, Renewed) else 0
+        return self._rule.renewals.count if self._rule.renewals is not None else 0
 
 
 # ---- two stages ----
@@ -180,22 +188,27 @@ class OneBitAdam(WireOptimizer):
 
 class Frozen(Rule):
     """Sends gradients until the freeze point, then the momentum, beside a variance that stays
-    fixed."""
+    fixed, or is renewed from the ranks' own mean squares where there are ``renewals``."""
 
     method = "OneBitAdam"
     states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     kept: tuple[str, ...] = ("freeze", "_frozen", "_ages")
+    renewals: Renewals | None = None
 
     def __init__(self, point: FreezePoint, compression: str, dense: str) -> None:
         self.freeze = point
         self._first = (Exchange("gradient", dense),)
         self._then = (Exchange("momentum", compression),)
+        self._renewal = (*self._then, Exchange("variance", dense))
         self._frozen = False
         self._units = Units()
         self._ages: dict[str, int] = {}  # by span, number of its steps
 
     def exchanges(self, step: int) -> Sequence[Exchange]:
-        return self._then if self._frozen else self._first
+        if not self._frozen:
+            return self._first
+        renews = self.renewals is not None and self.renewals.is_due(step)
+        return self._renewal if renews else self._then
 
     def usual(self, step: int) -> Sequence[Exchange]:
         return self._then
@@ -203,11 +216,14 @@ class Frozen(Rule):
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
         if what == "gradient":
             out.copy_(span.gradient)
-            return
-        for tile in span.tiles():
-            part = tile.of(out)
-            momentum_in(tile, part)
-            mask(tile, part.div_(self._units.of(tile)))
+        elif what == "variance":
+            out.copy_(span.state["own_sq"])
+            _own(span, out)
+        else:
+            for tile in span.tiles():
+                part = tile.of(out)
+                momentum_in(tile, part)
+                mask(tile, part.div_(self._units.of(tile)))
 
     def finish(self, spans: Sequence[Span]) -> Collection[str]:
         if not spans:
@@ -219,20 +235,30 @@ class Frozen(Rule):
             self.freeze.look(step, size / (1 - power(group["betas"][1], step)), float(group["lr"]))
         if not self._frozen and self.freeze.step is not None and step >= self.freeze.step:
             self._frozen = True
-            self.unbias(spans, step)
+            self._unbias(spans)
+            if self.renewals is not None:
+                self.renewals.begin(step)
+        elif self._frozen and self.renewals is not None and self.renewals.is_due(step):
+            self.renewals.advance(step)
         return ()
 
     def update(
         self, span: Span, means: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor] | None:
-        if "momentum" in means:
-            self._meet(span)
+        require(
+            "parameters came behind the freeze, and their variance is unknown: use "
+            "refresh='exponential', or a new optimizer",
+            None,
+            "gradient" in means or self.renewals is not None or span.name in self._ages,
+        )
         self._ages[span.name] = self._ages.get(span.name, 0) + 1
         if "gradient" in means:
             self._dense_step(span, means["gradient"])
         else:
             self._momentum_step(span, means["momentum"])
-        return None
+        if self.renewals is not None:
+            _own(span, span.state["own_sq"])
+        return self._renew(span, means["variance"]) if "variance" in means else None
 
     def _momentum_step(self, span: Span, mean: torch.Tensor) -> None:
         for tile in span.tiles():
@@ -256,20 +282,26 @@ class Frozen(Rule):
             mask(tile, torch.div(tile.state["exp_avg"], first, out=part).div_(scale))
         self.apply(span, gradient)
 
-    def _meet(self, span: Span) -> None:
-        """Refuses a span that has had no dense step."""
-        require(
-            "parameters came behind the freeze, and their variance is unknown: use "
-            "refresh='exponential', or a new optimizer",
-            None,
-            span.name in self._ages,
-        )
-
     def _gains(self, span: Span) -> tuple[float, float]:
         """Returns the sums of the weights in m and v, which remove the bias."""
         age = self._ages[span.name]
         beta1, beta2 = span.group["betas"]
         return 1 - power(beta1, age), 1 - power(beta2, age)
+
+    def _renew(self, span: Span, square: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """Computes the variance from the mean of the ranks' own squares. Returns the residuals'
+        factors."""
+        factor, share = torch.empty_like(square), 1 / span.world_size
+        for tile in span.tiles():
+            tile.of(factor).copy_(self._units.of(tile))
+        square.div_(self._gains(span)[1])
+        moment = span.state["exp_avg"]
+        common = torch.minimum(moment * moment, square)
+        span.state["exp_avg_sq"].copy_(square.mul_(share).add_(common.mul_(1 - share)))
+        span.fill_padding(span.state["exp_avg_sq"])
+        for tile in span.tiles():
+            mask(tile, tile.of(factor).div_(self._units.of(tile)))
+        return {"momentum": factor}
 
     def step_of(self, span: Span) -> int:
         """Returns the number of steps for torch's Adam to correct the bias of the present moments.
@@ -278,11 +310,7 @@ class Frozen(Rule):
             return max(_steps_to_forget(beta) for beta in span.group["betas"])
         return self._ages.get(span.name, 0)
 
-    def take_adam(self, span: Span, age: int) -> None:
-        """Takes a span with the moments of an Adam that has made ``age`` steps."""
-        self._ages[span.name] = age
-
-    def unbias(self, spans: Sequence[Span], step: int) -> None:
+    def _unbias(self, spans: Sequence[Span]) -> None:
         """Makes the moments unbiased, after the last dense step."""
         for span in spans:
             if span.name in self._ages:
@@ -312,60 +340,41 @@ class Renewed(Frozen):
     def __init__(self, point: FreezePoint, compression: str, dense: str, beta2: float) -> None:
         super().__init__(point, compression, dense)
         self.renewals = Renewals(_USES, max(_MOST, steps_remembered(beta2)))
-        self._renewal = (*self._then, Exchange("variance", dense))
 
-    def exchanges(self, step: int) -> Sequence[Exchange]:
-        renews = self._frozen and self.renewals.is_due(step)
-        return self._renewal if renews else super().exchanges(step)
 
-    def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
-        if what == "variance":
-            out.copy_(span.state["own_sq"])
-            _own(span, out)
-        else:
-            super().outgoing(what, span, out)
+class Units:
+    """Computes q of the elements of spans. R is remembered, as v is fixed between renewals: a
+    float32 for every block. Small spans have q = r: their codec has no blocks."""
 
-    def update(
-        self, span: Span, means: Mapping[str, torch.Tensor]
-    ) -> Mapping[str, torch.Tensor] | None:
-        super().update(span, means)
-        _own(span, span.state["own_sq"])
-        return self._renew(span, means["variance"]) if "variance" in means else None
+    def __init__(self) -> None:
+        #: By span, R of each block, behind the v, its version and the eps that it follows from.
+        self._typical: dict[str, tuple[torch.Tensor, int, float, torch.Tensor]] = {}
 
-    def take_adam(self, span: Span, age: int) -> None:
-        """Takes a span of an Adam, and sets the unknown mean square of this rank's own gradients to
-        its upper bound, N times v: with less, the first renewals would make steps too long."""
-        super().take_adam(span, age)
-        torch.mul(span.state["exp_avg_sq"], span.world_size, out=span.state["own_sq"])
+    def of(self, tile: Tile) -> torch.Tensor:
+        """Returns q of each element; the caller may overwrite it."""
+        root = root_of(tile)
+        if tile.span.is_small:
+            return root
+        typical = self._typical_of(tile.span)[tile.start // BLOCK : tile.stop // BLOCK]
+        return torch.minimum(typical, root.mul_(_BOUND).view(-1, BLOCK)).view(-1)
 
-    def _meet(self, span: Span) -> None:
-        """Accepts a span without a dense step: the next renewal gives it a variance."""
+    def _typical_of(self, span: Span) -> torch.Tensor:
+        square, eps = span.state["exp_avg_sq"], span.group["eps"]
+        known = self._typical.get(span.name)
+        if known is None or known[0] is not square or known[1:3] != (square._version, eps):
+            blocks = torch.cat([_typical(tile) for tile in span.tiles()])
+            known = self._typical[span.name] = (square, square._version, eps, blocks)
+        return known[3]
 
-    def _renew(self, span: Span, square: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Computes the variance from the mean of the ranks' own squares. Returns the residuals'
-        factors."""
-        factor, share = torch.empty_like(square), 1 / span.world_size
-        for tile in span.tiles():
-            tile.of(factor).copy_(self._units.of(tile))
-        square.div_(self._gains(span)[1])
-        moment = span.state["exp_avg"]
-        common = torch.minimum(moment * moment, square)
-        span.state["exp_avg_sq"].copy_(square.mul_(share).add_(common.mul_(1 - share)))
-        span.fill_padding(span.state["exp_avg_sq"])
-        for tile in span.tiles():
-            mask(tile, tile.of(factor).div_(self._units.of(tile)))
-        return {"momentum": factor}
 
-    def finish(self, spans: Sequence[Span]) -> Collection[str]:
-        dropped = super().finish(spans)
-        step = max((span.step for span in spans), default=0)
-        if self._frozen and self.renewals.is_due(step):
-            self.renewals.advance(step)
-        return dropped
-
-    def unbias(self, spans: Sequence[Span], step: int) -> None:
-        super().unbias(spans, step)
-        self.renewals.begin(step)
+def _typical(tile: Tile) -> torch.Tensor:
+    """Returns R, of shape [blocks, 1]."""
+    scale = root_of(tile)
+    squares = scale.mul_(scale).view(-1, BLOCK)
+    while squares.shape[1] > 1:
+        half = squares.shape[1] // 2
+        squares = squares[:, :half] + squares[:, half:]
+    return root(squares.div_(BLOCK))
 
 
 def _steps_to_forget(beta: float) -> int:

@@ -10,7 +10,7 @@ weights_only=True. Checks come before any change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,9 +79,7 @@ def held_by(
 ) -> list[IndexedParameter]:
     """Returns the parameters of these numbers, which travelled together. Raises ConfigError if they
     do not exist, or cannot travel together, as their groups, devices or kinds of dtypes differ."""
-    wrong = [index for index in indices if not 0 <= index < len(parameters)]
-    if wrong:
-        raise ConfigError(f"the state is of another model: it has a parameter {wrong[0]}")
+    _require_known(indices, parameters)
     held = [parameters[index] for index in indices]
     alike = {(each.group, kind_of(each.parameter.dtype), each.parameter.device) for each in held}
     if len(alike) != 1:
@@ -90,6 +88,12 @@ def held_by(
             f"{', '.join(map(str, indices[:3]))} have other groups or dtypes there"
         )
     return held
+
+
+def _require_known(indices: Iterable[int], parameters: Sequence[IndexedParameter]) -> None:
+    wrong = next((index for index in indices if not 0 <= index < len(parameters)), None)
+    if wrong is not None:
+        raise ConfigError(f"the state is of another model: it has a parameter {wrong}")
 
 
 def read_spans(
@@ -128,8 +132,8 @@ def read_adam(
     """Reads a state of torch.optim.AdamW or Adam.
 
     Returns:
-        By the number of the parameter exp_avg and exp_avg_sq, in its shape, and step, an int; and
-        the groups with the hyperparameters that AdamW and OneBitAdam share.
+        By the number of the parameter exp_avg, exp_avg_sq and step; and the groups with the
+        hyperparameters that AdamW and OneBitAdam share.
 
     Raises ConfigError for a state of another optimizer, which ``method`` cannot load, for one
     of another model, and for settings of Adam that change its update.
@@ -151,16 +155,8 @@ def read_adam(
                 "decays weights as AdamW does: set it to 0 in the state's param_groups, or to what "
                 "AdamW would have, with decoupled_weight_decay=True beside it"
             )
-    found = {}
-    for index, one in kept.items():
-        if not 0 <= index < len(parameters):
-            raise ConfigError(f"the state is of another model: it has a parameter {index}")
-        moments = {
-            name: shaped(one[name], parameters[index].parameter, index, name)
-            for name in ("exp_avg", "exp_avg_sq")
-        }
-        found[index] = {**moments, "step": int(one["step"])}
-    return found, [
+    _require_known(kept, parameters)
+    return {index: dict(one) for index, one in kept.items()}, [
         {name: value for name, value in group.items() if name not in _ADAMS_OWN} for group in groups
     ]
 

@@ -19,20 +19,22 @@ never sent.
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
-from ...codecs import parse
+import torch
+
+from ...codecs import CODECS, parse
 from ...communicator import Communicator
 from ...errors import ConfigError, naming, warn_caller
 from ...feedback import FeedbackStore
 from ..argument_checks import require_whole
+from ..sync.pending import Pending, carried_by
 from . import saved
 from .checks import codec_name, require_max_norm
 from .exchanging import ExchangingOptimizer
 from .rule import Rule
 from .span import SPAN_BYTES, IndexedParameter, Span, lay_out
-from .span_exchanges import SpanExchanges
 
 _IN_FLIGHT = 4  # most spans in flight
 
@@ -44,6 +46,79 @@ class WireSettings(TypedDict, total=False):
     threshold: int
     span_bytes: int
     overlap: bool
+
+
+class SpanExchanges:
+    """Exchanges of a span in one step, from the rule's contribution to the rule's update.
+
+    If they are dropped, or their means are not finite, residuals, states and parameters stay as
+    they were; on all ranks alike, as they have the same bits.
+
+    Attributes:
+        span: the span.
+    """
+
+    def __init__(self, comm: Communicator, rule: Rule, span: Span, store: FeedbackStore) -> None:
+        self.span, self._rule, self._store = span, rule, store
+        self._pending: dict[str, Pending] = {}
+        for exchange in rule.exchanges(span.step):
+            out = torch.empty_like(span.gradient)
+            rule.outgoing(exchange.what, span, out)
+            span.fill_padding(out)
+            codec = parse(exchange.compression)
+            if span.is_small and codec.quantises:
+                codec = CODECS["bf16"]
+            name = self._residuals_of(exchange.what)
+            keeps = name in store or codec.needs_feedback  # other codecs deliver what is there
+            self._pending[exchange.what] = Pending(comm, out, codec, store[name] if keeps else None)
+
+    def wait(self) -> int:
+        """Waits for the means. Returns the bytes that this rank has sent for the span, over links
+        or through shared memory."""
+        for one in self._pending.values():
+            one.wait()
+        return sum(carried_by(one.work) for one in self._pending.values())
+
+    def apply(self) -> bool:
+        """Runs the rule's update with the means, which must have come. Returns False, and changes
+        nothing, if they are not finite."""
+        if not all(one.is_finite for one in self._pending.values()):
+            self.drop()
+            return False
+        means = {what: one.tensor for what, one in self._pending.items()}
+        factors = self._rule.update(self.span, means)
+        for what, factor in (factors or {}).items():
+            self._rescale(self._residuals_of(what), factor)
+        self.span.write_parameters()
+        self._end()
+        return True
+
+    def drop(self) -> None:
+        """Restores the residuals of before; the means must have come."""
+        for one in self._pending.values():
+            one.undo()
+        self._end()
+
+    def cancel(self) -> None:
+        """Waits for the means, and drops them."""
+        self.wait()
+        self.drop()
+
+    def _end(self) -> None:
+        self._pending.clear()
+        self.span.release_gradient()
+
+    def _residuals_of(self, what: str) -> str:
+        """Returns the name of an exchange's residuals in the store."""
+        return f"{what}/{self.span.name}"
+
+    def _rescale(self, name: str, factor: torch.Tensor) -> None:
+        """Multiplies residuals, if there are any, element by element."""
+        if name not in self._store or self._store[name].count is None:
+            return
+        kept, factors = self._store[name], factor.to("cpu", torch.float32).numpy()
+        start, owner = kept.owner_start, kept.owner
+        kept.load(kept.worker * factors, owner * factors[start : start + len(owner)], start)
 
 
 class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
@@ -148,22 +223,22 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
                 exchanges.cancel()
             return
         self.steps += 1
-        if begun is None:
-            self._exchange(verdict.factor)
-        else:
-            self._finish(begun)
-        self._zero_residuals(self._rule.finish(self._spans))
+        self._finish(self._launched(verdict.factor) if begun is None else begun)
+        ended = self._rule.finish(self._spans)
+        for name in self.feedback:
+            if name.partition("/")[0] in ended:
+                self.feedback[name].rescale(0.0)
         self._require_active(verdict.has_any)
 
-    def _exchange(self, factor: float) -> None:
-        """Exchanges all spans, with a few of them in flight."""
+    def _launched(self, factor: float) -> Iterator[SpanExchanges]:
+        """Launches the exchanges of all spans, and yields them in order; a few are in flight."""
         in_flight: collections.deque[SpanExchanges] = collections.deque()
         for span in self._spans:
             if self._takes_part(span, self.steps):
                 if len(in_flight) == _IN_FLIGHT:
-                    self._finish([in_flight.popleft()])
+                    yield in_flight.popleft()
                 in_flight.append(self._launch(span, factor, self.steps))
-        self._finish(in_flight)
+        yield from in_flight
 
     def _takes_part(self, span: Span, step: int) -> bool:
         """Returns whether a span is exchanged and updated in a step."""
@@ -175,8 +250,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         if step is None:  # in backward; otherwise _step() has called _follow
             self._follow(span)
         span.take_gradient(factor)
-        exchanges = self._rule.exchanges(span.step)
-        return SpanExchanges(self._comm, self._rule, span, exchanges, self.feedback)
+        return SpanExchanges(self._comm, self._rule, span, self.feedback)
 
     def _follow(self, span: Span) -> None:
         written = span.follow()
@@ -186,20 +260,14 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
     def _alike(self) -> dict[str, object]:
         return {**super()._alike(), **self._rule.alike()}
 
-    def _finish(self, pending: Iterable[SpanExchanges]) -> None:
-        for exchanges in pending:
-            span = exchanges.span
-            if not self._takes_part(span, span.step):  # begun before the ranks agreed
-                exchanges.cancel()
-            elif not exchanges.finish():
+    def _finish(self, begun: Iterable[SpanExchanges]) -> None:
+        for exchanges in begun:
+            with self._waiting():
+                self.carried += exchanges.wait()
+            if not self._takes_part(exchanges.span, exchanges.span.step):  # begun before agreeing
+                exchanges.drop()
+            elif not exchanges.apply():
                 self._skip("the step is left out")
-            self.carried += exchanges.carried
-            self.waited_s += exchanges.waited_s
-
-    def _zero_residuals(self, exchanges: Collection[str]) -> None:
-        for name in list(self.feedback):
-            if name.partition("/")[0] in exchanges:
-                self.feedback[name].rescale(0.0)
 
     # ---- layout and checks ----
 
