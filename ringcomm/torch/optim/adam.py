@@ -44,7 +44,6 @@ from ...codecs import BLOCK, Compression
 from ...communicator import Communicator
 from ...feedback import FeedbackStore
 from ..argument_checks import require, takes
-from ..sync.bucket import master_dtype
 from . import saved
 from .arithmetic import (
     average_in,
@@ -156,10 +155,10 @@ class OneBitAdam(WireOptimizer):
             for age in sorted(set(ages.values()), reverse=True)
             for span in self._laid_out([one for one in indexed if ages.get(one.index) == age])
         ]
-        for index, one in kept.items():
-            parameter = indexed[index].parameter
-            square = saved.shaped(one["exp_avg_sq"], parameter, index, "exp_avg_sq")
-            one["own_sq"] = square.to(master_dtype(parameter.dtype)) * self._comm.world_size
+        for span in spans:
+            for place in span.slices:
+                square = saved.value_of(kept, place, "exp_avg_sq").to(span.dtype)
+                kept[place.index]["own_sq"] = square * self._comm.world_size
         ages_of = {span.name: ages[span.slices[0].index] for span in spans}
         own = {
             "format": saved.FORMAT,

@@ -1,4 +1,4 @@
-"""Checks of an optimizer's hyperparameters, codecs and tensors."""
+"""Checks of an optimizer's hyperparameters and codecs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 
 from ... import codecs
 from ...core.calls import is_number
-from ...errors import TensorError
 from ..argument_checks import require, require_whole
 
 #: Removed arguments of the 1-bit optimizers and their replacements; see ``names_arguments``.
@@ -66,18 +65,3 @@ def require_muon(group: Mapping[str, Any]) -> None:
 def codec_name(compression: str | None, what: str = "compression=") -> str:
     """Returns the name of a codec that an exchange may have. Raises ConfigError for others."""
     return codecs.parse(compression, what).name
-
-
-def require_dense(tensor: torch.Tensor, what: str) -> None:
-    """Raises TensorError for a tensor that is sparse, sharded, or not of real numbers."""
-    if tensor.layout != torch.strided:
-        raise TensorError(
-            f"{what} is {tensor.layout}, and must be dense: make the layer with sparse=False"
-        )
-    if hasattr(tensor, "device_mesh"):
-        raise TensorError(
-            f"{what} is a {type(tensor).__name__}, of which each rank has a part, as FSDP makes "
-            "them; this optimizer takes whole models that all ranks have"
-        )
-    if not tensor.is_floating_point():
-        raise TensorError(f"{what} has dtype {tensor.dtype}, and must have real numbers")

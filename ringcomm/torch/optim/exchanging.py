@@ -27,9 +27,8 @@ from ..group import default_comm
 from ..guards import refuse_others
 from ..sync.agreement import Verdict, agree, require_alike, require_same
 from . import saved
-from .checks import require_dense
 from .overlap import F, Overlap, S
-from .span import IndexedParameter
+from .span import IndexedParameter, require_dense
 
 _PATIENCE = 3  # steps without a gradient until the error
 

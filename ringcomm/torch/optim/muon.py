@@ -105,7 +105,7 @@ class Muon(ExchangingOptimizer[Owned, Any]):
                 continue
             updates, codec = self._updates_of(owned, verdict.factor, present), self._updates
             work = self._comm.allgather(updates, compression=codec, feedback=False, async_op=True)
-            flat, group = self._wait(work).view(-1), self.param_groups[owned.group]
+            flat, group = self._wait(work).view(-1), self.param_groups[owned.group_index]
             for place in owned.slices:
                 if place.index in present:
                     _move(place.tensor.detach(), place.of(flat), group)
@@ -113,8 +113,8 @@ class Muon(ExchangingOptimizer[Owned, Any]):
 
     def _updates_of(self, owned: Owned, factor: float, present: Collection[int]) -> torch.Tensor:
         """Returns this rank's row of the updates, after advancing its momentum."""
-        flat, group = owned.zeros(), self.param_groups[owned.group]
-        owned.gather((place.gradient() for place in owned.slices), flat)
+        flat, group = owned.zeros(), self.param_groups[owned.group_index]
+        owned.gather_gradients(flat)
         owned.fill_padding(flat.mul_(factor))
         settings: Any = {"compression": self._codec.name, "feedback": owned.feedback or False}
         mean = self._wait(self._comm.reduce_scatter(flat, "avg", async_op=True, **settings))

@@ -9,14 +9,14 @@ begun, the step notices and raises: the gradient sent would not be the one appli
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from ...errors import ConfigError
-from ..sync.bucket import Bucket
-from .span import Place
+from .span import ParameterBucket
 
 
 class BegunExchange(Protocol):
@@ -26,7 +26,7 @@ class BegunExchange(Protocol):
         """Ends the exchange without an update."""
 
 
-S = TypeVar("S", bound=Bucket[Place])
+S = TypeVar("S", bound=ParameterBucket)
 F = TypeVar("F", bound=BegunExchange)
 
 
@@ -67,8 +67,8 @@ class Overlap(Generic[S, F]):
         for number, span in enumerate(spans, len(self._spans)):
             for place in span.slices:
                 parameter: Any = place.tensor
-                handle = parameter.register_post_accumulate_grad_hook(self._hook_of(number))
-                self._handles.append(handle)
+                hook = functools.partial(self._arrived, number)
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
         self._spans += spans
         self._waiting += [len(span.slices) for span in spans]
 
@@ -121,14 +121,9 @@ class Overlap(Generic[S, F]):
         self._versions = {}
         self._waiting = [len(span.slices) for span in self._spans]
 
-    def _hook_of(self, number: int) -> Callable[[torch.Tensor], None]:
-        def hook(_: torch.Tensor) -> None:
-            if not self._paused:
-                self._arrived(number)
-
-        return hook
-
-    def _arrived(self, number: int) -> None:
+    def _arrived(self, number: int, _: torch.Tensor) -> None:
+        if self._paused:
+            return
         if number < len(self._begun):
             raise ConfigError(
                 "a second backward adds to gradients that overlap=True has begun to send; make all "

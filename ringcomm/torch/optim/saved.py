@@ -17,7 +17,7 @@ import torch
 
 from ...errors import ConfigError
 from ..sync.bucket import master_dtype
-from .span import IndexedParameter, Span
+from .span import IndexedParameter, Place, Span
 
 FORMAT = 1
 KEY = "ringcomm"
@@ -42,10 +42,7 @@ _REMOVED = {
 
 def saved_layout(spans: Sequence[Span]) -> list[dict[str, Any]]:
     """Returns the layout for a state: which parameters travel together."""
-    return [
-        {"small": span.is_small, "indices": [place.index for place in span.slices]}
-        for span in spans
-    ]
+    return [{"small": span.is_small, "indices": list(span.indices)} for span in spans]
 
 
 def require_method(state: Mapping[str, Any], method: str) -> Mapping[str, Any]:
@@ -110,19 +107,19 @@ def read_spans(
 
     Raises ConfigError where it does not fit the parameters.
     """
-    spans = []
-    for one in layout:
-        held = held_by(one["indices"], parameters)
-        spans.append(Span(held, bool(one["small"]), states))
+    spans = [
+        Span(held_by(one["indices"], parameters), bool(one["small"]), states) for one in layout
+    ]
     for span in spans:
-        for name, _ in span.kept():
+        for name, flat in span.kept():
+            is_master = flat is span.master
+            if is_master and any(name not in saved.get(index, {}) for index in span.indices):
+                continue  # saved from float32 parameters, which have no master copy
             for place in span.slices:
-                value = saved.get(place.index, {}).get(name)
-                if name == "master" and value is None:
-                    continue  # saved from float32 parameters, which have no master copy
-                span.load(name, place.index, shaped(value, place.tensor, place.index, name))
-        for flat in span.state.values():
+                place.of(flat).copy_(value_of(saved, place, name))
             span.fill_padding(flat)
+            if is_master:
+                span.note()
     return spans
 
 
@@ -161,12 +158,14 @@ def read_adam(
     ]
 
 
-def shaped(value: object, parameter: torch.Tensor, index: int, name: str) -> torch.Tensor:
-    """Returns a tensor of a state. Raises ConfigError unless it has the parameter's shape."""
-    if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+def value_of(saved: Mapping[int, Mapping[str, Any]], place: Place, name: str) -> torch.Tensor:
+    """Returns the tensor of a name that a state has for a parameter. Raises ConfigError unless it
+    has the parameter's shape."""
+    value = saved.get(place.index, {}).get(name)
+    if isinstance(value, torch.Tensor) and value.shape == place.tensor.shape:
         return value
     there = list(value.shape) if isinstance(value, torch.Tensor) else "nothing"
     raise ConfigError(
-        f"the state is of another model: {name} of parameter {index} is {there} there, and the "
-        f"parameter {list(parameter.shape)} here"
+        f"the state is of another model: {name} of parameter {place.index} is {there} there, "
+        f"and the parameter {list(place.tensor.shape)} here"
     )

@@ -29,8 +29,8 @@ from ...sparse import SparseExchange
 from ..argument_checks import require
 from ..optim import saved
 from ..optim.exchanging import ExchangingOptimizer
-from ..optim.span import IndexedParameter, places_of
-from .host_bucket import BLOCK, HostBucket, States, lay_out
+from ..optim.span import IndexedParameter, Place, filled, places_of
+from .host_bucket import BLOCK, BUCKET_BYTES, HostBucket, States
 from .pipeline import BucketRound, Pipeline
 
 
@@ -160,7 +160,6 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
             self._show(one)
 
     def _show(self, one: BucketRound) -> None:
-        assert one.entries is not None
         self.sent_bytes += one.bucket.exchange.sent_bytes
         if one.entries.poisoned:
             self._skip("its bucket is left out of the step")
@@ -173,32 +172,32 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
             before.taken.wait()
         if bucket is self._spans[0]:  # no round is in flight now: none is waited for out of turn
             for each in self._spans:
-                if not each.is_current():
-                    self._follow(each)
-        self._had_gradient |= bucket.take_gradient()
+                if written := each.written():
+                    self._follow(each, written)
+        self._had_gradient |= bucket.gather_gradients(bucket.gradient)
         alike = self._alike() if bucket is self._spans[0] else None
-        one = BucketRound(bucket, dict(self.param_groups[bucket.group]), self.steps + 1, alike)
+        group = dict(self.param_groups[bucket.group_index])
+        one = BucketRound(bucket, group, self.steps + 1, alike)
         self._latest[bucket.name] = one
         self._pipeline.add(one)
         return one
 
-    def _follow(self, bucket: HostBucket) -> None:
+    def _follow(self, bucket: HostBucket, written: Sequence[Place]) -> None:
         """Takes parameters that other code has written to."""
         self._pipeline.finish().result()
-        bucket.follow()
+        bucket.follow(written)
         for one in self._unseen[0] if self._unseen is not None else ():
-            if one.bucket is bucket and one.entries is not None:
+            if one.bucket is bucket:
                 take(one.entries, bucket.master)
 
     def _apply(self, one: BucketRound) -> None:
         self.apply(one, self.comm.kernel_set)
-        assert one.entries is not None
         take(one.entries, one.bucket.master)
 
     # ---- layout ----
 
     def _add(self, new: Sequence[IndexedParameter]) -> None:
-        added = [self._prepared(bucket) for bucket in lay_out(new)]
+        added = [self._prepared(bucket) for bucket in map(HostBucket, filled(new, BUCKET_BYTES, 4))]
         self._spans += added
         if self._overlap is not None:
             self._overlap.extend(added)  # rounds that have begun cannot be dropped
@@ -241,7 +240,7 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         return self._saved(
             buckets=[
                 {
-                    "indices": [place.index for place in bucket.slices],
+                    "indices": list(bucket.indices),
                     "master": torch.from_numpy(bucket.master.copy()),
                     "states": {name: _as_tensor(one) for name, one in bucket.states.items()},
                     "exchange": saved_of(bucket.exchange),
@@ -292,9 +291,7 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         for one, parameters in zip(layout, held, strict=True):
             if len(one["master"]) != places_of(parameters, BLOCK)[-1].stop:
                 raise ConfigError("the state is of another model, or of other parameter groups")
-        if [one["indices"] for one in layout] == [
-            [place.index for place in bucket.slices] for bucket in self._spans
-        ]:
+        if [one["indices"] for one in layout] == [bucket.indices for bucket in self._spans]:
             return self._spans
         return [self._prepared(HostBucket(parameters)) for parameters in held]
 

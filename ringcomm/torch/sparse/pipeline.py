@@ -13,6 +13,7 @@ touches the model's weights: it leaves the new weights in the entries, for the c
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Mapping
@@ -32,6 +33,7 @@ _IN_FLIGHT = 2  # most rounds in flight
 Apply = Callable[["BucketRound"], None]
 
 
+@dataclasses.dataclass(eq=False)
 class BucketRound:
     """Exchange and update of one bucket in one step.
 
@@ -43,20 +45,19 @@ class BucketRound:
             them.
         entries: the sums, when they have arrived; then the new weights. Poisoned if a gradient was
             not finite, in which case nothing has been changed.
+        taken: set when the gradient has been read.
+        sent: its exchange, when that has begun.
+        fingerprints: exchange of the fingerprints of ``alike``.
     """
 
-    def __init__(
-        self,
-        bucket: HostBucket,
-        group: dict[str, Any],
-        number: int,
-        alike: Mapping[str, object] | None = None,
-    ) -> None:
-        self.bucket, self.group, self.number, self.alike = bucket, group, number, alike
-        self.entries: Entries | None = None
-        self.taken = threading.Event()  # set when the gradient has been read
-        self.sent: SparseRound | None = None
-        self.fingerprints: Work | None = None  # exchange of the fingerprints of ``alike``
+    bucket: HostBucket
+    group: dict[str, Any]
+    number: int
+    alike: Mapping[str, object] | None = None
+    entries: Entries = dataclasses.field(init=False)
+    taken: threading.Event = dataclasses.field(default_factory=threading.Event)
+    sent: SparseRound = dataclasses.field(init=False)
+    fingerprints: Work | None = None
 
     def cancel(self) -> None:
         """Raises ConfigError: the sum of a sent gradient is applied when it arrives."""
@@ -112,7 +113,6 @@ class Pipeline:
 
     def _finish_first(self) -> None:
         one = self._in_flight.popleft()
-        assert one.sent is not None
         if one.fingerprints is not None and one.alike is not None:
             require_equal(one.bucket.exchange.comm, one.fingerprints.wait(), one.alike)
         one.entries = one.sent.wait()

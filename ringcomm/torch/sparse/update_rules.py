@@ -57,7 +57,6 @@ class SGD(SparseOptimizer):
         return {"momentum": in_lines(count), "last": in_lines(blocks, np.uint32)}
 
     def apply(self, one: BucketRound, kernel_set: str) -> None:
-        assert one.entries is not None
         group, states = one.group, one.bucket.states
         step = SgdStep(
             float(group["lr"]),
@@ -104,7 +103,6 @@ class Adam(SparseOptimizer):
         return {name: in_lines(count) for name in ("exp_avg", "exp_avg_sq")}
 
     def apply(self, one: BucketRound, kernel_set: str) -> None:
-        assert one.entries is not None
         group, states = one.group, one.bucket.states
         beta1, beta2 = group["betas"]
         step = AdamStep(
