@@ -40,23 +40,23 @@ from typing import Any, ClassVar, Literal
 import torch
 from typing_extensions import Unpack
 
-from ...codecs import BLOCK, Compression
+from ...codecs import BLOCK, Compression, parse
 from ...communicator import Communicator
 from ...feedback import FeedbackStore
 from ..argument_checks import require, takes
 from . import saved
 from .arithmetic import (
-    average_in,
+    blend_in,
     mask,
-    momentum_in,
     move,
     power,
     root,
     root_of,
+    square_in,
     total,
 )
-from .checks import REMOVED, codec_name, require_adam
-from .freezing import Freeze, FreezePoint, Renewals, freeze_point, steps_remembered
+from .checks import REMOVED, require_adam
+from .freezing import Freeze, FreezePoint, Renewals, steps_remembered
 from .rule import Exchange, Rule
 from .span import Span, Tile
 from .wire import WireOptimizer, WireSettings
@@ -111,8 +111,8 @@ class OneBitAdam(WireOptimizer):
         require_adam(lr, betas, eps, weight_decay)
         require("refresh value", repr(refresh), refresh in ("exponential", None))
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        point = freeze_point(freeze, betas[1], renews=refresh is not None)
-        codec, densely = codec_name(compression), codec_name(dense, "dense=")
+        point = FreezePoint(freeze, betas[1], renews=refresh is not None)
+        codec, densely = parse(compression).name, parse(dense, "dense=").name
         rule = (
             Frozen(point, codec, densely)
             if refresh is None
@@ -148,7 +148,7 @@ class OneBitAdam(WireOptimizer):
         this rank's own gradients, which is unknown, is at its upper bound, N times v: with less,
         the first renewals would make steps too long."""
         indexed = self._indexed()
-        kept, groups = saved.read_adam(state_dict, indexed, self._method())
+        kept, groups = saved.read_adam(state_dict, indexed, self._method)
         ages = {index: int(one["step"]) for index, one in kept.items()}
         spans = [
             span
@@ -162,7 +162,7 @@ class OneBitAdam(WireOptimizer):
         ages_of = {span.name: ages[span.slices[0].index] for span in spans}
         own = {
             "format": saved.FORMAT,
-            "method": self._method(),
+            "method": self._method,
             "steps": max(ages.values()),
             "skipped": 0,
             "spans": saved.saved_layout(spans),
@@ -219,9 +219,10 @@ class Frozen(Rule):
             out.copy_(span.state["own_sq"])
             _own(span, out)
         else:
+            beta = span.group["betas"][0]
             for tile in span.tiles():
-                part = tile.of(out)
-                momentum_in(tile, part)
+                part = torch.mul(tile.state["exp_avg"], beta, out=tile.of(out))
+                part.add_(tile.gradient, alpha=1 - beta)
                 mask(tile, part.div_(self._units.of(tile)))
 
     def finish(self, spans: Sequence[Span]) -> Collection[str]:
@@ -273,10 +274,12 @@ class Frozen(Rule):
         move(span, update)
 
     def _dense_step(self, span: Span, gradient: torch.Tensor) -> None:
+        beta1, beta2 = span.group["betas"]
         first, second = self._gains(span)
         for tile in span.tiles():
             part = tile.of(gradient)
-            average_in(tile, part)
+            blend_in(tile.state["exp_avg"], part, 1 - beta1)
+            square_in(tile.state["exp_avg_sq"], part, beta2)
             scale = root(tile.state["exp_avg_sq"]).div_(math.sqrt(second)).add_(span.group["eps"])
             mask(tile, torch.div(tile.state["exp_avg"], first, out=part).div_(scale))
         self.apply(span, gradient)

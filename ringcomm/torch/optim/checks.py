@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ... import codecs
 from ...core.calls import is_number
 from ..argument_checks import require, require_whole
 
@@ -60,8 +59,3 @@ def require_muon(group: Mapping[str, Any]) -> None:
     are_three = is_list and len(coefficients) == 3 and all(map(is_number, coefficients))
     require("ns_coefficients, give three numbers", repr(coefficients), are_three)
     require("adjust_lr_fn", repr(adjusts), adjusts in (None, "original", "match_rms_adamw"))
-
-
-def codec_name(compression: str | None, what: str = "compression=") -> str:
-    """Returns the name of a codec that an exchange may have. Raises ConfigError for others."""
-    return codecs.parse(compression, what).name

@@ -46,6 +46,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
             "ringcomm", else ringcomm's default one.
         overlap: begin in backward. Gradients must not change between backward and step then.
         fixed: settings beside ``defaults``, by name, that must be the same on all ranks.
+        method: the method's name in saved states.
 
     Raises MismatchError on all ranks if they make different optimizers, with other settings, or
     of other parameters. It cannot be copied or pickled, which raises TypeError.
@@ -65,7 +66,9 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         comm: Communicator | None,
         overlap: bool,
         fixed: Mapping[str, object],
+        method: str,
     ) -> None:
+        self._method = method
         self._comm = default_comm() if comm is None else comm
         require(
             "comm, give a ringcomm.Communicator", repr(comm), isinstance(self._comm, Communicator)
@@ -77,7 +80,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         self.steps = 0
         self.skipped = 0
         self.waited_s = 0.0
-        about = {"optimizer": self._method(), "overlap": overlap, **fixed}
+        about = {"optimizer": self._method, "overlap": overlap, **fixed}
         with naming(f"{type(self).__name__}()", "an optimizer's constructor"):
             require_alike(self._comm, about)
             super().__init__(params, defaults)
@@ -91,10 +94,6 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         return self._comm
 
     # ---- methods of subclasses ----
-
-    def _method(self) -> str:
-        """Returns the method's name in saved states."""
-        raise NotImplementedError
 
     def _add(self, new: Sequence[IndexedParameter]) -> None:
         """Lays out parameters in further ``_spans``."""
@@ -241,7 +240,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         state["state"] = {index: dict(one) for index, one in state["state"].items()}
         state[saved.KEY] = {
             "format": saved.FORMAT,
-            "method": self._method(),
+            "method": self._method,
             "steps": self.steps,
             "skipped": self.skipped,
             **own,

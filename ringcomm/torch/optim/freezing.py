@@ -18,15 +18,21 @@ _LOOKS_BACK = 100  # longest memory, in steps, if the variance will be renewed
 _LOOKS = 16  # number of times it is examined in the length of its memory
 
 
+def steps_remembered(beta2: float) -> int:
+    """Returns the number of steps that a mean with this beta remembers."""
+    return max(1, round(1 / (1 - beta2)))
+
+
 class FreezePoint(Kept):
     """Finds the step after which the variance stays fixed.
 
     Args:
         freeze: the number of the step; or "stable": when the sum of the variance has changed by
-            less than 4 % in ``memory`` steps, and the learning rate does not rise; at the latest
-            when the rate has not risen for ``patience`` memories.
-        memory: in steps.
-        patience: in memories.
+            less than 4 % in the steps that it remembers, and the learning rate does not rise; at
+            the latest when the rate has not risen for five times as many.
+        beta2: the variance's.
+        renews: whether it will be renewed: then an early freeze costs little, and it looks back
+            and waits less long.
 
     Attributes:
         step: the step; None: not known yet.
@@ -34,17 +40,17 @@ class FreezePoint(Kept):
 
     kept = ("step", "_seen", "_rate", "_steady")
 
-    def __init__(self, freeze: Freeze, memory: int, patience: int = 5) -> None:
+    def __init__(self, freeze: Freeze, beta2: float, *, renews: bool) -> None:
         fits = freeze == "stable" if isinstance(freeze, str) else is_integer(freeze) and freeze >= 1
         require("freeze value, give the number of a step, or 'stable'", repr(freeze), fits)
-        self._memory, self._patience = memory, patience
-        self._stride = max(1, memory // _LOOKS)
+        self._memory, self._patience = steps_remembered(beta2), 5
+        if renews:
+            self._memory, self._patience = min(self._memory, _LOOKS_BACK), 2
+        self._stride = max(1, self._memory // _LOOKS)
         self._seen: list[float] = []
         self._rate: float | None = None  # at the latest look
         self._steady = 0
-        self.step: int | None = None
-        if not isinstance(freeze, str):
-            self.step = int(freeze)
+        self.step = None if isinstance(freeze, str) else int(freeze)
 
     def is_due(self, step: int) -> bool:
         """Returns whether ``look`` needs the sum of the variance after this step."""
@@ -99,17 +105,3 @@ class Renewals(Kept):
             self._used, self.interval = 0, min(2 * self.interval, self._most)
         passed = step - self._start
         self._next = step + self.interval - passed % self.interval
-
-
-def steps_remembered(beta2: float) -> int:
-    """Returns the number of steps that a mean with this beta remembers."""
-    return max(1, round(1 / (1 - beta2)))
-
-
-def freeze_point(freeze: Freeze, beta2: float, *, renews: bool) -> FreezePoint:
-    """Returns the freeze point of a variance with that beta. If it will be renewed, an early freeze
-    costs little, so it waits less long for a stable variance."""
-    memory = steps_remembered(beta2)
-    if renews:
-        return FreezePoint(freeze, min(memory, _LOOKS_BACK), patience=2)
-    return FreezePoint(freeze, memory)

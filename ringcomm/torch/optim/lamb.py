@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from typing_extensions import Unpack
 
-from ...codecs import Compression
+from ...codecs import Compression, parse
 from ...communicator import Communicator
 from ..argument_checks import require, takes
 from ..sync.kept import Kept
 from .adam import Renewed
 from .arithmetic import norm, with_decay
-from .checks import REMOVED, at_least, codec_name, require_adam
-from .freezing import Freeze, FreezePoint, freeze_point
+from .checks import REMOVED, at_least, require_adam
+from .freezing import Freeze, FreezePoint
 from .span import Place, Span
 from .wire import WireOptimizer, WireSettings
 
@@ -77,8 +77,8 @@ class OneBitLamb(WireOptimizer):
             "max_coeff": max_coeff,
             "min_coeff": min_coeff,
         }
-        codec, densely = codec_name(compression), codec_name(dense, "dense=")
-        point = freeze_point(freeze, betas[1], renews=True)
+        codec, densely = parse(compression).name, parse(dense, "dense=").name
+        point = FreezePoint(freeze, betas[1], renews=True)
         rule = _Lamb(point, codec, densely, betas[1])
         fixed = {"freeze": freeze, "compression": codec, "dense": densely}
         super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)

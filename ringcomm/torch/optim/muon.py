@@ -33,7 +33,7 @@ from ..sync.pending import carried_by
 from ..tensors import all_finite
 from . import saved
 from .arithmetic import orthogonalized
-from .checks import codec_name, require_max_norm, require_muon
+from .checks import require_max_norm, require_muon
 from .exchanging import ExchangingOptimizer
 from .owned import Owned
 from .span import IndexedParameter, filled
@@ -75,11 +75,11 @@ class Muon(ExchangingOptimizer[Owned, Any]):
         rates = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "eps": eps}
         others = {"ns_coefficients": ns_coefficients, "ns_steps": ns_steps, "nesterov": nesterov}
         self._max_norm, self.carried = max_norm, 0
-        self._codec = parse(codec_name(gradients, "gradients="))
-        self._updates: Any = codec_name(updates, "updates=")
+        self._codec = parse(gradients, "gradients=")
+        self._updates: Any = parse(updates, "updates=").name
         fixed = {"gradients": self._codec.name, "updates": self._updates, "max_norm": max_norm}
         defaults = {**rates, **others, "adjust_lr_fn": adjust_lr_fn}
-        super().__init__(params, defaults, comm, False, fixed)
+        super().__init__(params, defaults, comm, False, fixed, "Muon")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         require_muon({**self.defaults, **param_group})
@@ -140,9 +140,6 @@ class Muon(ExchangingOptimizer[Owned, Any]):
         return result
 
     # ---- states ----
-
-    def _method(self) -> str:
-        return "Muon"
 
     def _add(self, new: Sequence[IndexedParameter]) -> None:
         self._use([*self._spans, *(self._owned(held) for held in filled(new, math.inf))])

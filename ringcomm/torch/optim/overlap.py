@@ -44,12 +44,9 @@ class Overlap(Generic[S, F]):
     def __init__(self, launch: Callable[[S], F]) -> None:
         self._launch = launch
         self._spans: list[S] = []
-        self._waiting: list[int] = []  # number of gradients that each span lacks
-        self._versions: dict[int, tuple[torch.Tensor | None, int]] = {}
-        self._begun: list[F] = []
-        self.is_in_step = False
         self._paused = False
         self._handles: list[Any] = []
+        self._reset()
 
     def watch(self, spans: Sequence[S]) -> None:
         """Watches the parameters of these spans from now on, and no others. Drops exchanges that
@@ -116,10 +113,10 @@ class Overlap(Generic[S, F]):
             self._begin()
 
     def _reset(self) -> None:
-        self._begun = []
+        self._begun: list[F] = []
         self.is_in_step = False
-        self._versions = {}
-        self._waiting = [len(span.slices) for span in self._spans]
+        self._versions: dict[int, tuple[torch.Tensor | None, int]] = {}
+        self._waiting = [len(span.slices) for span in self._spans]  # gradients that each one lacks
 
     def _arrived(self, number: int, _: torch.Tensor) -> None:
         if self._paused:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from typing_extensions import Unpack
 
-from ...codecs import Compression
+from ...codecs import Compression, parse
 from ...communicator import Communicator
 from ...core.calls import is_number
 from ..argument_checks import require, takes
-from .checks import at_least, codec_name
+from .checks import at_least
 from .rule import Exchange, Rule
 from .span import Span
 from .wire import WireOptimizer, WireSettings
@@ -66,7 +66,7 @@ class SGD(WireOptimizer):
             "nesterov": nesterov,
             "maximize": maximize,
         }
-        codec = codec_name(compression)
+        codec = parse(compression).name
         fixed = {"compression": codec, "warmup_steps": warmup_steps}
         rule = _MomentumRule(codec, warmup_steps)
         super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)

@@ -31,7 +31,7 @@ from ...feedback import FeedbackStore
 from ..argument_checks import require_whole
 from ..sync.pending import Pending, carried_by
 from . import saved
-from .checks import codec_name, require_max_norm
+from .checks import require_max_norm
 from .exchanging import ExchangingOptimizer
 from .rule import Rule
 from .span import SPAN_BYTES, IndexedParameter, Span, lay_out
@@ -173,7 +173,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
     ) -> None:
         require_max_norm(max_norm)
         for exchange in rule.exchanges(1):
-            codec_name(exchange.compression)
+            parse(exchange.compression)
         if overlap and max_norm is not None:
             raise ConfigError(
                 "max_norm= needs all gradients before the first of them is sent, and overlap=True "
@@ -186,7 +186,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         self.carried = 0
         self.feedback = FeedbackStore()
         common = {"max_norm": max_norm, "threshold": threshold, "span_bytes": span_bytes}
-        super().__init__(params, defaults, comm, overlap, {**common, **(fixed or {})})
+        super().__init__(params, defaults, comm, overlap, {**common, **(fixed or {})}, rule.method)
         if overlap:
             self._extend()
 
@@ -276,8 +276,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         self._warn_if_all_small()
 
     def _laid_out(self, parameters: Sequence[IndexedParameter]) -> list[Span]:
-        rule = self._rule
-        return lay_out(parameters, self._threshold, rule.states, self._span_bytes)
+        return lay_out(parameters, self._threshold, self._rule.states, self._span_bytes)
 
     def _use(self, spans: list[Span]) -> None:
         self._spans = spans
@@ -323,9 +322,6 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
             spans=saved.saved_layout(self._spans), rule=self._rule.saved(), feedback=feedback
         )
 
-    def _method(self) -> str:
-        return self._rule.method
-
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores what ``state_dict`` or ``gather_state_dict`` returned. Nothing is sent; each
         rank loads its own, or all load the same. Parameters that are not in it begin anew.
@@ -334,7 +330,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         another size. (With ``state_dict`` of another rank of as many, residuals start from zero,
         with a warning.)
         """
-        own = saved.require_method(state_dict, self._method())
+        own = saved.require_method(state_dict, self._method)
         feedback = FeedbackStore()
         feedback.load_state_dict(own["feedback"], self._comm, strict=False)
         if self._overlap is not None:

@@ -26,12 +26,12 @@ from typing import Any, ClassVar
 import torch
 from typing_extensions import Unpack
 
-from ...codecs import Compression
+from ...codecs import Compression, parse
 from ...communicator import Communicator
 from ..argument_checks import require, takes
 from ..sync.kept import Kept
 from .arithmetic import blend_in, mask, power, root, square_in, with_decay
-from .checks import REMOVED, at_least, codec_name, require_adam
+from .checks import REMOVED, at_least, require_adam
 from .freezing import Renewals
 from .rule import Exchange, Rule
 from .span import Place, Span
@@ -91,7 +91,7 @@ class ZeroOneAdam(WireOptimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         renewals = Renewals(var_update_scaler, var_freeze_step)
         pace = _Pace(local_step_scaler, local_step_clipper)
-        codec, densely = codec_name(compression), codec_name(dense, "dense=")
+        codec, densely = parse(compression).name, parse(dense, "dense=").name
         rule = _ZeroOne(var_freeze_step, renewals, pace, codec, densely)
         fixed = {**paces, "compression": codec, "dense": densely}
         super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)

@@ -16,6 +16,7 @@ that before the next step (Place.mark).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -48,10 +49,12 @@ class HostBucket(ParameterBucket):
         master: the weights.
         exchange: the exchange of its gradient; set by the optimizer.
         states: the optimizer's states by name; set by the optimizer.
+        taken: completes when the gradient has been read and may be overwritten; None: none is sent.
     """
 
     exchange: SparseExchange
     states: States
+    taken: Future[None] | None = None
 
     def __init__(self, held: Sequence[IndexedParameter]) -> None:
         self.name = f"bucket.{held[0].index}"
@@ -77,9 +80,10 @@ class HostBucket(ParameterBucket):
 
     def _alias(self, place: Place) -> None:
         """Makes a parameter a view of ``shown`` again if other code has given it other memory."""
-        shown = place.of(self._shown)
-        if self._aliased and not _is_same_memory(place.tensor, shown):
-            place.tensor.data = shown
+        tensor, shown = place.tensor, place.of(self._shown)
+        is_there = tensor.data_ptr() == shown.data_ptr() and tensor.stride() == shown.stride()
+        if self._aliased and not is_there:
+            tensor.data = shown
 
     def show(self, entries: Entries, kernel_set: str) -> None:
         """Copies the changed weights, which are in ``entries``, to the model."""
@@ -99,7 +103,3 @@ class HostBucket(ParameterBucket):
             self._alias(place)
         self.scatter(self._shown)
         self.note()
-
-
-def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()

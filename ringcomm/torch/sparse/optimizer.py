@@ -93,12 +93,10 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         }
         self.staleness = staleness
         self.sent_bytes = 0
-        self._latest: dict[str, BucketRound] = {}
         self._unseen: tuple[Sequence[BucketRound], Future[None]] | None = None
         self._had_gradient = False
-        super().__init__(
-            params, defaults, comm, overlap, {"staleness": staleness, **self._settings}
-        )
+        fixed = {"staleness": staleness, **self._settings}
+        super().__init__(params, defaults, comm, overlap, fixed, f"sparse.{self.method}")
         self._exchange(self._comm, 0)  # settings that cannot work raise before ranks connect
         own = self._comm.split(0)
         assert own is not None
@@ -167,9 +165,8 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
             one.bucket.show(one.entries, self.comm.kernel_set)
 
     def _launch(self, bucket: HostBucket) -> BucketRound:
-        before = self._latest.get(bucket.name)
-        if before is not None:
-            before.taken.wait()
+        if bucket.taken is not None:
+            bucket.taken.result()
         if bucket is self._spans[0]:  # no round is in flight now: none is waited for out of turn
             for each in self._spans:
                 if written := each.written():
@@ -178,8 +175,7 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         alike = self._alike() if bucket is self._spans[0] else None
         group = dict(self.param_groups[bucket.group_index])
         one = BucketRound(bucket, group, self.steps + 1, alike)
-        self._latest[bucket.name] = one
-        self._pipeline.add(one)
+        bucket.taken = self._pipeline.add(one)
         return one
 
     def _follow(self, bucket: HostBucket, written: Sequence[Place]) -> None:
@@ -232,7 +228,7 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
     def gather_state_dict(self) -> dict[str, Any]:
         """State with the residuals of all ranks, for a world of any size; otherwise like
         ``state_dict``. A collective; all ranks get the same. Raises what ``allreduce`` raises."""
-        with naming(f"gather_state_dict() of {self._method()}"):
+        with naming(f"gather_state_dict() of {self._method}"):
             return self._state_dict(lambda exchange: exchange.gather_state_dict())
 
     def _state_dict(self, saved_of: Callable[[SparseExchange], dict[str, Any]]) -> dict[str, Any]:
@@ -249,9 +245,6 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
             ]
         )
 
-    def _method(self) -> str:
-        return f"sparse.{self.method}"
-
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores what ``state_dict`` or ``gather_state_dict`` returned, with its buckets; the
         model gets the weights that are in it. Nothing is sent; each rank loads its own, or all load
@@ -261,11 +254,11 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         another size. (With ``state_dict`` of another rank of as many, residuals start from zero,
         with a warning.)
         """
-        own = saved.require_method(state_dict, self._method())
+        own = saved.require_method(state_dict, self._method)
         self._finish_updates()
         layout = own["buckets"]
         exact = next((one["exchange"] for one in layout if is_exact(one["exchange"])), None)
-        is_others = exact is not None and not is_own(exact, place_of(self._comm), self._method())
+        is_others = exact is not None and not is_own(exact, place_of(self._comm), self._method)
         buckets = self._laid_out_as(layout)
         for one, bucket in zip(layout, buckets, strict=True):
             if is_others:
@@ -275,7 +268,6 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         self._load_common(state_dict, own)
         if buckets is not self._spans:
             self._spans = buckets
-            self._latest.clear()
             if self._overlap is not None:
                 self._overlap.watch(buckets)
         for one, bucket in zip(layout, buckets, strict=True):

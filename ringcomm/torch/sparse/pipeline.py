@@ -15,7 +15,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -45,7 +44,6 @@ class BucketRound:
             them.
         entries: the sums, when they have arrived; then the new weights. Poisoned if a gradient was
             not finite, in which case nothing has been changed.
-        taken: set when the gradient has been read.
         sent: its exchange, when that has begun.
         fingerprints: exchange of the fingerprints of ``alike``.
     """
@@ -55,7 +53,6 @@ class BucketRound:
     number: int
     alike: Mapping[str, object] | None = None
     entries: Entries = dataclasses.field(init=False)
-    taken: threading.Event = dataclasses.field(default_factory=threading.Event)
     sent: SparseRound = dataclasses.field(init=False)
     fingerprints: Work | None = None
 
@@ -77,9 +74,10 @@ class Pipeline:
         self._in_flight: collections.deque[BucketRound] = collections.deque()
         self._error: BaseException | None = None
 
-    def add(self, one: BucketRound) -> None:
-        """Queues a round."""
-        self._worker.submit(functools.partial(self._begin, one))
+    def add(self, one: BucketRound) -> Future[None]:
+        """Queues a round. Returns a Future that completes, without an error, when its gradient has
+        been read."""
+        return self._worker.submit(functools.partial(self._begin, one))
 
     def finish(self) -> Future[None]:
         """Returns a Future that completes when all rounds added so far are over; with the first
@@ -102,8 +100,6 @@ class Pipeline:
                     self._finish_first()
         except BaseException as error:
             self._error = error
-        finally:
-            one.taken.set()
 
     def _finish(self) -> None:
         while self._error is None and self._in_flight:
