@@ -245,12 +245,13 @@ class Frozen(Rule):
     def update(
         self, span: Span, means: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor] | None:
-        require(
-            "parameters came behind the freeze, and their variance is unknown: use "
-            "refresh='exponential', or a new optimizer",
-            None,
-            "gradient" in means or self.renewals is not None or span.name in self._ages,
-        )
+        if self.renewals is None and "momentum" in means:
+            require(
+                "parameters came behind the freeze, and their variance is unknown: use "
+                "refresh='exponential', or a new optimizer",
+                None,
+                span.name in self._ages,
+            )
         self._ages[span.name] = self._ages.get(span.name, 0) + 1
         if "gradient" in means:
             self._dense_step(span, means["gradient"])

@@ -26,6 +26,12 @@ def at_least(value: Any, least: float) -> bool:
     return is_number(value) and value >= least
 
 
+def require_at_least(least: float, values: Mapping[str, Any]) -> None:
+    """Raises ConfigError, with the name, for a value that is no number, or below ``least``."""
+    for name, value in values.items():
+        require(name, value, at_least(value, least))
+
+
 def require_betas(betas: tuple[float, float]) -> None:
     """Raises ConfigError for decays that torch.optim.Adam refuses, in its words."""
     is_pair = isinstance(betas, (tuple, list)) and len(betas) == 2
@@ -36,10 +42,9 @@ def require_betas(betas: tuple[float, float]) -> None:
 
 def require_adam(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
     """Raises ConfigError for hyperparameters that torch.optim.Adam refuses, in its words."""
-    require("learning rate", lr, at_least(lr, 0.0))
-    require("epsilon value", eps, at_least(eps, 0.0))
+    others = {"learning rate": lr, "epsilon value": eps, "weight_decay value": weight_decay}
+    require_at_least(0.0, others)
     require_betas(betas)
-    require("weight_decay value", weight_decay, at_least(weight_decay, 0.0))
 
 
 def require_max_norm(max_norm: float | None) -> None:
@@ -50,8 +55,8 @@ def require_max_norm(max_norm: float | None) -> None:
 
 def require_muon(group: Mapping[str, Any]) -> None:
     """Raises ConfigError for hyperparameters that torch.optim.Muon refuses, or fails by later."""
-    for name in ("lr", "momentum", "weight_decay", "eps"):
-        require(f"{name} value", group[name], at_least(group[name], 0.0))
+    names = "lr", "momentum", "weight_decay", "eps"
+    require_at_least(0.0, {f"{name} value": group[name] for name in names})
     steps = require_whole("ns_steps", group["ns_steps"], 0)
     require("ns_steps, give less than 100", steps, steps < 100)
     coefficients, adjusts = group["ns_coefficients"], group["adjust_lr_fn"]

@@ -160,7 +160,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
 
     def _extend(self) -> None:
         """Lays out parameters that are new, or trained for the first time."""
-        known = {place.index for span in self._spans for place in span.slices}
+        known = {index for span in self._spans for index in span.indices}
         new = [
             one
             for one in self._indexed()

@@ -111,7 +111,7 @@ def read_spans(
         Span(held_by(one["indices"], parameters), bool(one["small"]), states) for one in layout
     ]
     for span in spans:
-        for name, flat in span.kept():
+        for name, flat in span.kept().items():
             is_master = flat is span.master
             if is_master and any(name not in saved.get(index, {}) for index in span.indices):
                 continue  # saved from float32 parameters, which have no master copy

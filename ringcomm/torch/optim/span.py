@@ -215,11 +215,9 @@ class Span(ParameterBucket):
         for start in range(0, self.count, size):
             yield Tile(self, start, min(start + size, self.count))
 
-    def kept(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields the flat tensors for a checkpoint, by name."""
-        yield from self.state.items()
-        if self.master is not None:
-            yield "master", self.master
+    def kept(self) -> dict[str, torch.Tensor]:
+        """Returns the flat tensors for a checkpoint, by name."""
+        return self.state if self.master is None else {**self.state, "master": self.master}
 
     def present_places(self) -> list[Place]:
         """Returns the places of ``parameters``."""

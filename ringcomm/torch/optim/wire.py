@@ -284,7 +284,9 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
             span.rank, span.world_size = self._comm.rank, self._comm.world_size
             span.group = self.param_groups[span.group_index]
             for place in span.slices:
-                self.state[place.tensor] = {name: place.of(flat) for name, flat in span.kept()}
+                self.state[place.tensor] = {
+                    name: place.of(flat) for name, flat in span.kept().items()
+                }
         if self._overlap is not None:
             self._overlap.watch(spans)
 

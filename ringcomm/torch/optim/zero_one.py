@@ -31,7 +31,7 @@ from ...communicator import Communicator
 from ..argument_checks import require, takes
 from ..sync.kept import Kept
 from .arithmetic import blend_in, mask, power, root, square_in, with_decay
-from .checks import REMOVED, at_least, require_adam
+from .checks import REMOVED, require_adam, require_at_least
 from .freezing import Renewals
 from .rule import Exchange, Rule
 from .span import Place, Span
@@ -86,8 +86,7 @@ class ZeroOneAdam(WireOptimizer):
             "local_step_scaler": local_step_scaler,
             "local_step_clipper": local_step_clipper,
         }
-        for name, value in paces.items():
-            require(f"{name} value", value, at_least(value, 1))
+        require_at_least(1, {f"{name} value": value for name, value in paces.items()})
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         renewals = Renewals(var_update_scaler, var_freeze_step)
         pace = _Pace(local_step_scaler, local_step_clipper)

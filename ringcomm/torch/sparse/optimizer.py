@@ -155,14 +155,11 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         with self._waiting():
             over.result()
         for one in rounds:
-            self._show(one)
-
-    def _show(self, one: BucketRound) -> None:
-        self.sent_bytes += one.bucket.exchange.sent_bytes
-        if one.entries.poisoned:
-            self._skip("its bucket is left out of the step")
-        else:
-            one.bucket.show(one.entries, self.comm.kernel_set)
+            self.sent_bytes += one.bucket.exchange.sent_bytes
+            if one.entries.poisoned:
+                self._skip("its bucket is left out of the step")
+            else:
+                one.bucket.show(one.entries, self.comm.kernel_set)
 
     def _launch(self, bucket: HostBucket) -> BucketRound:
         if bucket.taken is not None:

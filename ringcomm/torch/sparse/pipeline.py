@@ -29,8 +29,6 @@ from .host_bucket import HostBucket
 
 _IN_FLIGHT = 2  # most rounds in flight
 
-Apply = Callable[["BucketRound"], None]
-
 
 @dataclasses.dataclass(eq=False)
 class BucketRound:
@@ -68,7 +66,7 @@ class Pipeline:
         apply: called in that thread, updates the master copy of a round's bucket by its entries.
     """
 
-    def __init__(self, apply: Apply) -> None:
+    def __init__(self, apply: Callable[[BucketRound], None]) -> None:
         self._apply = apply
         self._worker = Worker("ringcomm sparse")
         self._in_flight: collections.deque[BucketRound] = collections.deque()

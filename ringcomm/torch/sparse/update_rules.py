@@ -16,7 +16,7 @@ import numpy as np
 
 from ...core.chunks import AdamStep, SgdStep, adam, sgd
 from ..argument_checks import require
-from ..optim.checks import at_least, require_adam
+from ..optim.checks import at_least, require_adam, require_at_least
 from .host_bucket import States, in_lines
 from .optimizer import SparseOptimizer
 from .pipeline import BucketRound
@@ -41,9 +41,8 @@ class SGD(SparseOptimizer):
         nesterov: bool = False,
         **more: Any,
     ) -> None:
-        require("learning rate", lr, at_least(lr, 0))
+        require_at_least(0.0, {"learning rate": lr, "weight_decay value": weight_decay})
         require("momentum value", momentum, at_least(momentum, 0) and momentum < 1)
-        require("weight_decay value", weight_decay, at_least(weight_decay, 0))
         require("Nesterov momentum requires a momentum", None, not nesterov or momentum > 0)
         defaults = {
             "lr": lr,
