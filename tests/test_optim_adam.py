@@ -28,9 +28,8 @@ from reference import Array
 from ringcomm import Communicator
 from ringcomm.errors import ConfigError
 from ringcomm.torch.optim import OneBitAdam
-from ringcomm.torch.optim.adam import Units
+from ringcomm.torch.optim.adam import FreezePoint, Renewals, Units
 from ringcomm.torch.optim.arithmetic import norm, total
-from ringcomm.torch.optim.freezing import FreezePoint, Renewals
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 

@@ -24,10 +24,9 @@ from ...codecs import Compression, parse
 from ...communicator import Communicator
 from ..argument_checks import require, takes
 from ..sync.kept import Kept
-from .adam import Renewed
+from .adam import Freeze, FreezePoint, Renewed
 from .arithmetic import norm, with_decay
 from .checks import REMOVED, at_least, require_adam
-from .freezing import Freeze, FreezePoint
 from .span import Place, Span
 from .wire import WireOptimizer, WireSettings
 

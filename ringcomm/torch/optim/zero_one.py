@@ -30,9 +30,9 @@ from ...codecs import Compression, parse
 from ...communicator import Communicator
 from ..argument_checks import require, takes
 from ..sync.kept import Kept
+from .adam import Renewals
 from .arithmetic import blend_in, mask, power, root, square_in, with_decay
 from .checks import REMOVED, require_adam, require_at_least
-from .freezing import Renewals
 from .rule import Exchange, Rule
 from .span import Place, Span
 from .wire import WireOptimizer, WireSettings

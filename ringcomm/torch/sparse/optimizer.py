@@ -1,6 +1,6 @@
 """SparseOptimizer: sends the largest blocks of gradients, and applies their sums on the CPU.
 
-A bucket's exchange begins in backward as soon as all its gradients are computed (optim/overlap.py),
+A bucket's exchange begins in backward as soon as all its gradients are computed (optim's Overlap),
 and another thread does the rest (pipeline.py), except that ``step`` copies new weights to the
 model.
 
