@@ -117,13 +117,8 @@ class OneBitAdam(WireOptimizer):
         require_adam(lr, betas, eps, weight_decay)
         require("refresh value", repr(refresh), refresh in ("exponential", None))
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        point = FreezePoint(freeze, betas[1], renews=refresh is not None)
         codec, densely = parse(compression).name, parse(dense, "dense=").name
-        rule = (
-            Frozen(point, codec, densely)
-            if refresh is None
-            else Renewed(point, codec, densely, betas[1])
-        )
+        rule = (Frozen if refresh is None else Renewed)(freeze, betas[1], codec, densely)
         fixed = {"freeze": freeze, "refresh": refresh, "compression": codec, "dense": densely}
         self._at_first = rule.saved()
         super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
@@ -198,10 +193,12 @@ class Frozen(Rule):
     method = "OneBitAdam"
     states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     kept: tuple[str, ...] = ("freeze", "_frozen", "_ages")
-    renewals: Renewals | None = None
+    renews: ClassVar[bool] = False
 
-    def __init__(self, point: FreezePoint, compression: str, dense: str) -> None:
-        self.freeze = point
+    def __init__(self, freeze: Freeze, beta2: float, compression: str, dense: str) -> None:
+        self.freeze = FreezePoint(freeze, beta2, renews=self.renews)
+        most = max(_MOST, steps_remembered(beta2))
+        self.renewals = Renewals(_USES, most) if self.renews else None
         self._first = (Exchange("gradient", dense),)
         self._then = (Exchange("momentum", compression),)
         self._renewal = (*self._then, Exchange("variance", dense))
@@ -345,10 +342,7 @@ class Renewed(Frozen):
     states = ("exp_avg", "exp_avg_sq", "own_sq")
     local = frozenset({"own_sq"})
     kept: tuple[str, ...] = (*Frozen.kept, "renewals")
-
-    def __init__(self, point: FreezePoint, compression: str, dense: str, beta2: float) -> None:
-        super().__init__(point, compression, dense)
-        self.renewals = Renewals(_USES, max(_MOST, steps_remembered(beta2)))
+    renews = True
 
 
 # ---- when the variance is frozen, and when it is renewed ----

@@ -24,7 +24,7 @@ from ...codecs import Compression, parse
 from ...communicator import Communicator
 from ..argument_checks import require, takes
 from ..sync.kept import Kept
-from .adam import Freeze, FreezePoint, Renewed
+from .adam import Freeze, Renewed
 from .arithmetic import norm, with_decay
 from .checks import REMOVED, at_least, require_adam
 from .span import Place, Span
@@ -77,8 +77,7 @@ class OneBitLamb(WireOptimizer):
             "min_coeff": min_coeff,
         }
         codec, densely = parse(compression).name, parse(dense, "dense=").name
-        point = FreezePoint(freeze, betas[1], renews=True)
-        rule = _Lamb(point, codec, densely, betas[1])
+        rule = _Lamb(freeze, betas[1], codec, densely)
         fixed = {"freeze": freeze, "compression": codec, "dense": densely}
         super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
 
@@ -119,8 +118,8 @@ class _Lamb(Renewed):
     method = "OneBitLamb"
     kept = (*Renewed.kept, "_coefficients", "_sizes")
 
-    def __init__(self, point: FreezePoint, compression: str, dense: str, beta2: float) -> None:
-        super().__init__(point, compression, dense, beta2)
+    def __init__(self, freeze: Freeze, beta2: float, compression: str, dense: str) -> None:
+        super().__init__(freeze, beta2, compression, dense)
         self._coefficients = _Coefficients()
         self._sizes: dict[int, float] = {}  # ||p|| at the freeze
 

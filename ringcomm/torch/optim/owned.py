@@ -21,8 +21,6 @@ from ..sync.bucket import Bucket, master_dtype
 from . import saved
 from .span import IndexedParameter, ParameterBucket, places_of
 
-Kept = Mapping[int, Mapping[str, torch.Tensor]]
-
 
 class Owned(ParameterBucket):
     """Matrices of a parameter group in flat memory, with the momentum of this rank's.
@@ -61,7 +59,9 @@ class Owned(ParameterBucket):
             for place in self.slices
         }
 
-    def load(self, kept: Kept, feedback: Mapping[str, Any] | None) -> None:
+    def load(
+        self, kept: Mapping[int, Mapping[str, Any]], feedback: Mapping[str, Any] | None
+    ) -> None:
         """Takes what ``gathered`` returned; or, with this rank's own residuals, the momentum of its
         matrices. Raises ConfigError for a state of other matrices."""
         for place in self.own.slices:
@@ -75,8 +75,13 @@ class Owned(ParameterBucket):
             for place in self.slices:
                 if "residual" in kept.get(place.index, {}):
                     place.of(zeros[0]).copy_(saved.value_of(kept, place, "residual"))
-            common = {"format": 1, "op": "avg", "loss_scale": 1.0}
-            feedback = {**common, "worker": zeros[0], "owner": zeros[1]}
+            feedback = {
+                "format": 1,
+                "op": "avg",
+                "loss_scale": 1.0,
+                "worker": zeros[0],
+                "owner": zeros[1],
+            }
         self.feedback.load_state_dict(feedback, self._comm)
 
 

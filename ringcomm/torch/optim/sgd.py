@@ -67,8 +67,9 @@ class SGD(WireOptimizer):
         }
         codec = parse(compression).name
         fixed = {"compression": codec, "warmup_steps": warmup_steps}
-        rule = _MomentumRule(codec, warmup_steps)
-        super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
+        super().__init__(
+            params, defaults, _MomentumRule(codec, warmup_steps), comm, fixed=fixed, **settings
+        )
 
 
 class _MomentumRule(Rule):

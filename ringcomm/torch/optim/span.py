@@ -176,8 +176,8 @@ class Span(ParameterBucket):
         self.name = f"{'small' if is_small else 'large'}.{held[0].index}"
         self.is_small = is_small
         first = held[0].parameter
-        places = places_of(held, 1 if is_small else BLOCK)
-        super().__init__(held, places, master_dtype(first.dtype), first.device)
+        align = 1 if is_small else BLOCK
+        super().__init__(held, places_of(held, align), master_dtype(first.dtype), first.device)
         self.group: dict[str, Any] = {}
         self.step = 0
         self.rank, self.world_size = 0, 1

@@ -273,7 +273,13 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
 
     def _add(self, new: Sequence[IndexedParameter]) -> None:
         self._use(self._spans + self._laid_out(new))
-        self._warn_if_all_small()
+        wanted = [parse(one.compression) for one in self._rule.usual(self.steps + 1)]
+        if any(codec.quantises for codec in wanted) and all(one.is_small for one in self._spans):
+            warn_caller(
+                f"all parameters of this {type(self).__name__} are vectors, or below threshold="
+                f"{self._threshold} bytes: they travel at bf16. Give a lower threshold=, or "
+                "compression='bf16'"
+            )
 
     def _laid_out(self, parameters: Sequence[IndexedParameter]) -> list[Span]:
         return lay_out(parameters, self._threshold, self._rule.states, self._span_bytes)
@@ -289,16 +295,6 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
                 }
         if self._overlap is not None:
             self._overlap.watch(spans)
-
-    def _warn_if_all_small(self) -> None:
-        """Warns if all parameters are so small that a quantising codec is never used."""
-        wanted = [parse(one.compression) for one in self._rule.usual(self.steps + 1)]
-        if any(codec.quantises for codec in wanted) and all(one.is_small for one in self._spans):
-            warn_caller(
-                f"all parameters of this {type(self).__name__} are vectors, or below threshold="
-                f"{self._threshold} bytes: they travel at bf16. Give a lower threshold=, or "
-                "compression='bf16'"
-            )
 
     # ---- states ----
 

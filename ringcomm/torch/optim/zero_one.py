@@ -155,16 +155,13 @@ class _ZeroOne(Rule):
         return self._movement if self._is_local else self._signs
 
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
-        if what != "movement":
-            out.copy_(span.gradient)
-            return
-        out.copy_(span.state["moved"])
-        if not any(span.present):
-            return
-        moment = span.state["exp_avg"].lerp(span.gradient, 1 - span.group["betas"][0])
-        steps = self._steps(span, moment, self._root(span))
-        for part, step in zip(span.views(out), steps, strict=True):
-            part.sub_(step)
+        moves = what == "movement"
+        out.copy_(span.state["moved"] if moves else span.gradient)
+        if moves and any(span.present):
+            moment = span.state["exp_avg"].lerp(span.gradient, 1 - span.group["betas"][0])
+            steps = self._steps(span, moment, self._root(span))
+            for part, step in zip(span.views(out), steps, strict=True):
+                part.sub_(step)
 
     def update(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
         if not self._is_local:
@@ -182,10 +179,10 @@ class _ZeroOne(Rule):
             self._rates[span.name] = self._rates.get(span.name, 0.0) + span.group["lr"]
         if "movement" in means:
             self._meet(span, means["movement"], root)
-            return
-        steps = self._steps(span, moment, root)
-        torch._foreach_sub_(span.parameters, steps)
-        torch._foreach_sub_(span.views(span.state["moved"]), steps)
+        else:
+            steps = self._steps(span, moment, root)
+            torch._foreach_sub_(span.parameters, steps)
+            torch._foreach_sub_(span.views(span.state["moved"]), steps)
 
     def _step_together(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
         beta1, beta2 = span.group["betas"]

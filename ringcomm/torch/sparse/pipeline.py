@@ -43,7 +43,7 @@ class BucketRound:
         entries: the sums, when they have arrived; then the new weights. Poisoned if a gradient was
             not finite, in which case nothing has been changed.
         sent: its exchange, when that has begun.
-        fingerprints: exchange of the fingerprints of ``alike``.
+        fingerprints: exchange of the fingerprints of ``alike``, if given, when that has begun.
     """
 
     bucket: HostBucket
@@ -52,7 +52,7 @@ class BucketRound:
     alike: Mapping[str, object] | None = None
     entries: Entries = dataclasses.field(init=False)
     sent: SparseRound = dataclasses.field(init=False)
-    fingerprints: Work | None = None
+    fingerprints: Work = dataclasses.field(init=False)
 
     def cancel(self) -> None:
         """Raises ConfigError: the sum of a sent gradient is applied when it arrives."""
@@ -107,7 +107,7 @@ class Pipeline:
 
     def _finish_first(self) -> None:
         one = self._in_flight.popleft()
-        if one.fingerprints is not None and one.alike is not None:
+        if one.alike is not None:
             require_equal(one.bucket.exchange.comm, one.fingerprints.wait(), one.alike)
         one.entries = one.sent.wait()
         if not one.entries.poisoned:
