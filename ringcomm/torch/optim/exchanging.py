@@ -59,7 +59,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         params, defaults: as in torch.optim.Optimizer.
         comm: the communicator; None: that of the default process group if its backend is
             "ringcomm", else ringcomm's default one.
-        overlap: begin in backward. Gradients must not change between backward and step then.
+        launch: begins the exchange of a span in backward, with ``overlap``; None: without.
         fixed: settings beside ``defaults``, by name, that must be the same on all ranks.
         method: the method's name in saved states.
 
@@ -79,7 +79,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         params: Any,
         defaults: dict[str, Any],
         comm: Communicator | None,
-        overlap: bool,
+        launch: Callable[[S], F] | None,
         fixed: Mapping[str, object],
         method: str,
     ) -> None:
@@ -88,14 +88,14 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         require(
             "comm, give a ringcomm.Communicator", repr(comm), isinstance(self._comm, Communicator)
         )
-        self._overlap = Overlap(self._launch) if overlap else None
+        self._overlap = None if launch is None else Overlap(launch)
         self._spans: list[S] = []
         self._silent = 0
         self._calls = 0  # of step(), since the parameters last changed
         self.steps = 0
         self.skipped = 0
         self.waited_s = 0.0
-        about = {"optimizer": self._method, "overlap": overlap, **fixed}
+        about = {"optimizer": self._method, "overlap": launch is not None, **fixed}
         with naming(f"{type(self).__name__}()", "an optimizer's constructor"):
             require_alike(self._comm, about)
             super().__init__(params, defaults)
@@ -112,10 +112,6 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
 
     def _add(self, new: Sequence[IndexedParameter]) -> None:
         """Lays out parameters in further ``_spans``."""
-        raise NotImplementedError
-
-    def _launch(self, span: S) -> F:
-        """Begins the exchange of a span."""
         raise NotImplementedError
 
     def _step(self) -> None:

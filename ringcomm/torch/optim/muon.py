@@ -79,7 +79,7 @@ class Muon(ExchangingOptimizer[Owned, Any]):
         self._updates: Any = parse(updates, "updates=").name
         fixed = {"gradients": self._codec.name, "updates": self._updates, "max_norm": max_norm}
         defaults = {**rates, **others, "adjust_lr_fn": adjust_lr_fn}
-        super().__init__(params, defaults, comm, False, fixed, "Muon")
+        super().__init__(params, defaults, comm, None, fixed, "Muon")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         require_muon({**self.defaults, **param_group})

@@ -125,7 +125,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
     """Base of the optimizers of this package.
 
     Args:
-        params, defaults, comm, overlap, fixed: as in ExchangingOptimizer.
+        params, defaults, comm, fixed: as in ExchangingOptimizer.
         rule: defines the exchanges and the update.
         max_norm: clips the gradients, before anything is sent, by one factor on all ranks: max_norm
             over the root of the mean over the ranks of the squared norms of their gradients. That
@@ -137,6 +137,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
             dimension, travel together, at bf16 where others do at int8 or less.
         span_bytes: large parameters are joined until they have so many bytes, and travel together;
             with ``overlap`` they begin when backward has computed their last gradient.
+        overlap: begin in backward. Gradients must not change between backward and step then.
 
     16-bit parameters have a float32 master copy, which the update changes. Change their weights by
     ``copy_`` and other operations under ``torch.no_grad()``, which the master copy follows, as it
@@ -186,7 +187,8 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         self.carried = 0
         self.feedback = FeedbackStore()
         common = {"max_norm": max_norm, "threshold": threshold, "span_bytes": span_bytes}
-        super().__init__(params, defaults, comm, overlap, {**common, **(fixed or {})}, rule.method)
+        launch = self._launch if overlap else None
+        super().__init__(params, defaults, comm, launch, {**common, **(fixed or {})}, rule.method)
         if overlap:
             self._extend()
 

@@ -41,13 +41,14 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
     ``close`` is a collective, too.
 
     Args:
-        params, defaults, comm, overlap: as in ExchangingOptimizer.
+        params, defaults, comm: as in ExchangingOptimizer.
         density: the share of the blocks of 16 elements that each rank sends. At 1/20 a ResNet
             ends with 13 % of its images wrong, under DDP with 9; a GPT ends far above at any
             (docs/decisions/75-outer-steps.md).
         staleness: 0, or 1: the next forward uses the weights of the step before.
         decay: factor for the residual of unsent blocks in each step.
         values, aggregate, exchange, chunk: as in ``ringcomm.sparse.SparseExchange``.
+        overlap: begin in backward. Gradients must not change between backward and step then.
 
     A bucket with a gradient that is not finite is skipped, on all ranks.
 
@@ -96,7 +97,8 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         self._unseen: tuple[Sequence[BucketRound], Future[None]] | None = None
         self._had_gradient = False
         fixed = {"staleness": staleness, **self._settings}
-        super().__init__(params, defaults, comm, overlap, fixed, f"sparse.{self.method}")
+        launch = self._launch if overlap else None
+        super().__init__(params, defaults, comm, launch, fixed, f"sparse.{self.method}")
         self._exchange(self._comm, 0)  # settings that cannot work raise before ranks connect
         own = self._comm.split(0)
         assert own is not None
