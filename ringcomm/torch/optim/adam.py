@@ -403,15 +403,14 @@ class Renewals(Kept):
     Args:
         uses: number of uses of an interval.
         most: the longest interval.
-        first: the first interval.
     """
 
     kept = ("interval", "_used", "_start", "_next", "count")
 
-    def __init__(self, uses: int, most: int, first: int = 1) -> None:
+    def __init__(self, uses: int, most: int) -> None:
         self._uses, self._most = uses, most
-        self.interval, self._used = first, 0
-        self._start, self._next = 0, first
+        self.interval, self._used = 1, 0
+        self._start, self._next = 0, 1
         self.count = 0
 
     def begin(self, step: int) -> None:
