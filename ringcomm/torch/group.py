@@ -166,7 +166,7 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         except RingcommError:
             self._run_abort_hooks()
             raise
-        if not work.was_waited_for():
+        if not work.is_settled:
             work.deliver(lambda _: self._run_abort_hooks())
         return work
 
