@@ -8,8 +8,7 @@ from typing import Any
 from ..core.calls import check_tag
 from ..core.native import lib
 from ..errors import CommTimeoutError, RingcommError
-from .submit import Call, Submitter, one
-from .tensors import moved
+from .submit import Call, Submitter, moving_call, one
 from .works import RingWork, together
 
 
@@ -18,20 +17,19 @@ class Messaging(Submitter):
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> RingWork:
         """Sends to a rank of this group, for a receive of the same tag."""
-        src = moved(one(tensors, "send"), writable=False)
-        call = Call(lib.RC_SEND, src, None, src.count, root=self._peer(dst), tag=check_tag(tag))
+        source = one(tensors, "send")
+        call = moving_call(lib.RC_SEND, source, None, self._peer(dst), check_tag(tag))
         return self._start("send", [call], list(tensors))
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> RingWork:
         """Receives what a rank of this group sends with this tag."""
-        dst = moved(one(tensors, "recv"), writable=True, reads=False)
-        call = Call(lib.RC_RECV, None, dst, dst.count, root=self._peer(src), tag=check_tag(tag))
+        target = one(tensors, "recv")
+        call = moving_call(lib.RC_RECV, None, target, self._peer(src), check_tag(tag))
         return self._start("recv", [call], list(tensors))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> RingWork:
         """Receives the next message of any rank with this tag; the Work names the rank."""
-        dst = moved(one(tensors, "recv"), writable=True, reads=False)
-        call = Call(lib.RC_RECV, None, dst, dst.count, root=None, tag=check_tag(tag))
+        call = moving_call(lib.RC_RECV, None, one(tensors, "recv"), None, check_tag(tag))
         return self._start("recvAnySource", [call], list(tensors))
 
     def _peer(self, rank: int) -> int:

@@ -56,11 +56,6 @@ class Reduction:
     join: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     factor: Any = None
 
-    def joined(self, rows: torch.Tensor) -> torch.Tensor:
-        """Reduces all ranks' tensors, stacked, to one."""
-        assert self.join is not None
-        return functools.reduce(self.join, rows.unbind(0))
-
 
 def reduction(op: Any, tensor: torch.Tensor) -> Reduction:
     """Returns how an op reduces a tensor.
@@ -105,11 +100,6 @@ def as_reduced(tensor: torch.Tensor) -> torch.Tensor:
 def takes_compression(op: str, tensor: torch.Tensor) -> bool:
     """Returns whether a codec may compress this reduction."""
     return op in _LOSSY_OPS and tensor.dtype in (torch.float32, torch.float64)
-
-
-def is_sum(op: Any) -> bool:
-    """Returns whether the op is ReduceOp.SUM."""
-    return bool(getattr(op, "op", op) == _Kind.SUM)
 
 
 def _no_such(kind: Any, tensor: torch.Tensor) -> TensorError:

@@ -6,6 +6,7 @@ rank reduces them. Sparse tensors, whose indices differ from rank to rank, are h
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,9 @@ import torch.distributed as dist
 
 from ..core.native import lib
 from ..errors import TensorError, naming
-from .ops import Reduction, as_reduced, core_op, is_sum, reduction, takes_compression
-from .submit import Call, Submitter, one, root_of
-from .tensors import copy, memory_of, moved, packed, require_alike
+from .ops import Reduction, as_reduced, core_op, reduction, takes_compression
+from .submit import Call, Submitter, moving_call, one, root_of
+from .tensors import copy, memory_of, packed, require_alike
 from .works import RingWork, together
 
 
@@ -110,15 +111,17 @@ class Reducing(Submitter):
         None. For an op that the core lacks, the call gathers all ranks' tensors, and the function
         reduces them here."""
         how = reduction(op, src)
-        if how.join is None:
+        join_two = how.join
+        if join_two is None:
             return self._reduced(collective, how, src, dst, root), None
-        call, rows = self._gathered(src)
+        rows = src.new_empty((self.comm.world_size, *src.shape), requires_grad=False)
+        call = moving_call(lib.RC_ALLGATHER, src, rows)
         if dst is None:
             return call, None
         target = dst.detach()
 
         def join() -> None:
-            result = how.joined(rows)
+            result = functools.reduce(join_two, rows.unbind(0))
             if collective == lib.RC_REDUCE_SCATTER:
                 result = result.reshape(self.comm.world_size, -1)[self.comm.rank]
             copy(target, result)
@@ -159,16 +162,10 @@ class Reducing(Submitter):
         """Returns the group's codec if it may compress this reduction."""
         return self._options.compression if takes_compression(op, tensor) else None
 
-    def _gathered(self, tensor: torch.Tensor) -> tuple[Call, torch.Tensor]:
-        """Returns a call that gathers every rank's tensor, and the tensor it gathers into."""
-        rows = tensor.new_empty((self.comm.world_size, *tensor.shape), requires_grad=False)
-        src, dst = moved(tensor, writable=False), moved(rows, writable=True, reads=False)
-        return Call(lib.RC_ALLGATHER, src, dst, src.count), rows
-
     @naming("all_reduce() of a sparse tensor")
     def _allreduce_sparse(self, tensor: torch.Tensor, op: Any) -> RingWork:
         """Gathers indices and values of all ranks, padded to the longest, and sums them."""
-        if not is_sum(op):
+        if getattr(op, "op", op) != dist.ReduceOp.SUM:
             raise TensorError("sparse tensors can be all-reduced by SUM only")
         own = tensor.detach().coalesce()
         counts = self.comm.allgather(torch.tensor([own._nnz()]))
