@@ -336,12 +336,11 @@ class AdamWatch:
 
 def require_whole_model(model: nn.Module) -> None:
     """Raises ConfigError for a model that is sharded."""
-    for module in model.modules():
-        if is_sharded(type(module)):
-            raise ConfigError(
-                "OuterStep: the model is sharded by FSDP, and no rank has all of it; "
-                "OuterStep takes a model that each rank has whole"
-            )
+    if any(is_sharded(type(module)) for module in model.modules()):
+        raise ConfigError(
+            "OuterStep: the model is sharded by FSDP, and no rank has all of it; "
+            "OuterStep takes a model that each rank has whole"
+        )
 
 
 def require_apart(ids: Container[int], places: Sequence[int]) -> None:
@@ -429,13 +428,12 @@ class FirstBatch:
 def digest_of(batch: Any) -> bytes:
     """Returns the digest of the tensors in nested lists, tuples and dictionaries; zeros if there
     are none."""
-    digest, is_empty = hashlib.blake2b(digest_size=16), True
-    for tensor in tensors_in(batch):
-        is_empty = False
+    digest, tensors = hashlib.blake2b(digest_size=16), list(tensors_in(batch))
+    for tensor in tensors:
         some = tensor.detach().flatten()[:_MOST_ELEMENTS].cpu().contiguous()
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         digest.update(some.view(torch.uint8).numpy().tobytes() if some.numel() else b"")
-    return NOTHING if is_empty else digest.digest()
+    return digest.digest() if tensors else NOTHING
 
 
 def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
@@ -443,9 +441,6 @@ def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
     if isinstance(batch, torch.Tensor):
         if batch.layout == torch.strided:
             yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from tensors_in(value)
-    elif isinstance(batch, (list, tuple)):
-        for value in batch:
+    elif isinstance(batch, (Mapping, list, tuple)):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
             yield from tensors_in(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -9,7 +10,7 @@ from ..core.calls import check_tag
 from ..core.native import lib
 from ..errors import CommTimeoutError, RingcommError
 from .submit import Call, Submitter, moving_call, one
-from .works import RingWork, together
+from .works import RingWork, together, wait_for_all
 
 
 class Messaging(Submitter):
@@ -50,13 +51,10 @@ class Messaging(Submitter):
         """Completes when every rank has called it, and this rank's earlier collectives are over."""
         earlier = [work for work in self.comm.works_in_flight() if not work.is_message]
         undelivered = list(self._undelivered)
-
-        def deliver() -> None:
-            for work in undelivered:
-                work.wait()
-
-        call = Call(lib.RC_BARRIER, None, None, 0)
-        return self._start("barrier", [call], [], opts, deliver if undelivered else None, earlier)
+        deliver = functools.partial(wait_for_all, undelivered) if undelivered else None
+        return self._start(
+            "barrier", [Call(lib.RC_BARRIER, None, None, 0)], [], opts, deliver, earlier
+        )
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Waits for all ranks; its error names the ranks that have not called it: on rank 0 all of

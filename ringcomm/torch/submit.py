@@ -24,8 +24,7 @@ from ..core.work import Work
 from ..errors import NotInitializedError
 from . import detail, profiling
 from .options import Options
-from .staging import staged
-from .tensors import MetaView, moved
+from .tensors import MetaView, moved, staged
 from .works import RingWork, seconds_of
 
 Tensors = list[torch.Tensor]

@@ -310,9 +310,11 @@ def when_all_over(works: Sequence[Work], then: Callable[[], None], elsewhere: bo
 def together(works: Sequence[RingWork]) -> RingWork:
     """Joins several works to one."""
     tensors = [tensor for work in works for tensor in work.result()]
+    parts = [part for work in works for part in work._parts]
+    return RingWork(parts, tensors, functools.partial(wait_for_all, works))
 
-    def after() -> None:
-        for work in works:
-            work.wait()
 
-    return RingWork([part for work in works for part in work._parts], tensors, after)
+def wait_for_all(works: Sequence[RingWork]) -> None:
+    """Waits for several works, each until its own timeout."""
+    for work in works:
+        work.wait()
