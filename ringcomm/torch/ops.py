@@ -39,7 +39,6 @@ _BITWISE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     _Kind.BOR: torch.bitwise_or,
     _Kind.BXOR: torch.bitwise_xor,
 }
-_LOSSY_OPS = ("sum", "avg")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,11 +94,6 @@ def as_reduced(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_complex():
         return torch.view_as_real(tensor.detach())
     return tensor
-
-
-def takes_compression(op: str, tensor: torch.Tensor) -> bool:
-    """Returns whether a codec may compress this reduction."""
-    return op in _LOSSY_OPS and tensor.dtype in (torch.float32, torch.float64)
 
 
 def _no_such(kind: Any, tensor: torch.Tensor) -> TensorError:

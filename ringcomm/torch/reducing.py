@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ..core.native import lib
 from ..core.views import View
 from ..errors import TensorError, naming
-from .ops import Reduction, as_reduced, core_op, reduction, takes_compression
+from .ops import Reduction, as_reduced, core_op, reduction
 from .submit import Call, Submitter, moving_call, one, root_of
 from .tensors import copy, memory_of, packed, require_alike
 from .works import RingWork, together
@@ -154,7 +154,8 @@ class Reducing(Submitter):
 
     def _compression(self, op: str, tensor: torch.Tensor) -> str | None:
         """Returns the group's codec if it may compress this reduction."""
-        return self._options.compression if takes_compression(op, tensor) else None
+        is_lossy = op in ("sum", "avg") and tensor.dtype in (torch.float32, torch.float64)
+        return self._options.compression if is_lossy else None
 
     @naming("all_reduce() of a sparse tensor")
     def _allreduce_sparse(self, tensor: torch.Tensor, op: Any) -> RingWork:
