@@ -415,14 +415,12 @@ class FirstBatch:
         self._handle: Any = model.register_forward_pre_hook(self._look, with_kwargs=True)
 
     def _look(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        if model.training and self._handle is not None:
+        if model.training:
             self.digest = digest_of((args, kwargs))
 
     def stop(self) -> None:
         """Stops watching the model. Must not be called within a forward."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        self._handle.remove()
 
 
 def digest_of(batch: Any) -> bytes:

@@ -152,7 +152,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
 
     def source_rank(self) -> int:
         """Returns the rank that a finished receive came from."""
-        return int(getattr(self._parts[0], "root", -1)) if self._parts else -1
+        return self._parts[0].root if self._parts else -1
 
     _source_rank = source_rank
 
