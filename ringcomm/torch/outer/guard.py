@@ -93,7 +93,7 @@ class Guard:
 
     @property
     def _rank(self) -> int:
-        return self._core.peers.members[self._core.comm.rank]
+        return self._core.rank
 
     def resume_from_anchor(self) -> None:
         """Resets the optimizers and warns, after the weights were not finite and were replaced by
