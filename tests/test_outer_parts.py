@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import math
@@ -22,10 +23,10 @@ from torch import nn
 from ringcomm import ConfigError, MismatchError
 from ringcomm.torch.outer import Nesterov, Sparse
 from ringcomm.torch.outer.blocks import Block, buffers_of, cut, trained_of
+from ringcomm.torch.outer.inner_steps import follow_scaler, follow_steps, optimizers_of
 from ringcomm.torch.outer.round import Header, Headers, Hello, Hellos
 from ringcomm.torch.outer.rounds import Pace
 from ringcomm.torch.outer.rules import rule_of
-from ringcomm.torch.outer.ticks import ScalerTicks, StepTicks, optimizers_of
 from ringcomm.torch.outer.wires import DenseWires
 from ringcomm.torch.wrapped import inner_of
 
@@ -252,13 +253,13 @@ def test_a_block_refuses_what_is_not_whole() -> None:
 def test_several_optimizers_make_one_iteration() -> None:
     model = net()
     both = [torch.optim.SGD([p], 0.1) for p in list(model.parameters())[:2]]
-    ticks, count = StepTicks(both), []
-    ticks.start(lambda: count.append(1))
-    for order in (both, both[::-1]):
-        for one in order:
-            one.step()
-    assert len(count) == 2
-    ticks.stop()
+    count: list[int] = []
+    with contextlib.ExitStack() as hooks:
+        follow_steps(both, lambda: count.append(1), hooks)
+        for order in (both, both[::-1]):
+            for one in order:
+                one.step()
+        assert len(count) == 2
     for one in both:
         one.step()
     assert len(count) == 2
@@ -268,17 +269,17 @@ def test_a_scaler_that_skips_makes_iterations() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120)
-    ticks, count = ScalerTicks(scaler), []
-    ticks.start(lambda: count.append(1))
+    count: list[int] = []
     before = [p.detach().clone() for p in model.parameters()]
-    for _ in range(3):
-        optimizer.zero_grad()
-        scaler.scale((model(torch.full((4, 5), 1e6)) ** 2).sum() * 1e6).backward()
-        scaler.step(optimizer)
-        scaler.update()
+    with contextlib.ExitStack() as hooks:
+        follow_scaler(scaler, lambda: count.append(1), hooks)
+        for _ in range(3):
+            optimizer.zero_grad()
+            scaler.scale((model(torch.full((4, 5), 1e6)) ** 2).sum() * 1e6).backward()
+            scaler.step(optimizer)
+            scaler.update()
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert len(count) == 3
-    ticks.stop()
     assert "update" not in vars(scaler)
 
 

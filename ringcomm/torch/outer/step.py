@@ -11,10 +11,9 @@
 It consists of these parts:
 
     rules.py      updates of the anchor          rounds.py       when rounds come, and among whom
-    wires.py      exchanges of deltas            ticks.py        ends of iterations
-    blocks.py     the cut of the model           guard.py        skipped steps
-    round.py      one round on its way           state.py        checkpoints
-    settings.py   checks of settings
+    wires.py      exchanges of deltas            inner_steps.py  ends of iterations; skipped steps
+    blocks.py     the cut of the model           state.py        checkpoints
+    round.py      one round on its way           settings.py     checks of settings
 
 Invariants: the anchor is the same on all ranks, to the bit if they compute alike. Training without
 exchange is intended here, so an idle default process group causes no warning; an OuterStep that
@@ -50,12 +49,11 @@ from ..optim.exchanging import ExchangingOptimizer
 from ..wrapped import inner_of
 from . import state
 from .blocks import fragments_of
-from .guard import Guard
+from .inner_steps import Guard, follow_scaler, follow_steps, optimizers_of, require_scaler
 from .report import OuterReport
 from .rounds import FixedPeers, Peers, Rounds
 from .rules import Rule
 from .settings import OuterSettings, choose, takes_settings
-from .ticks import NoTicks, optimizers_of, ticks_of
 
 _log = logging.getLogger("ringcomm")
 _attached: weakref.WeakSet[OuterStep] = weakref.WeakSet()
@@ -120,8 +118,8 @@ class OuterStep:
             raise ConfigError(f"model={type(model).__name__}: give a torch.nn.Module")
         guards.require_whole_model(model)
         self._model = model
-        optimizers = optimizers_of(optimizer)
-        self._ticks = ticks_of(optimizers, scaler)
+        self._optimizers, self._scaler = optimizers_of(optimizer), scaler
+        require_scaler(scaler)
         chosen = choose(
             every=every,
             outer=outer,
@@ -136,7 +134,7 @@ class OuterStep:
         self._inner = inner_of(model)
         cut_up = fragments_of(self._inner, fragments, chosen.rule, chosen.wires)
         self._ids = {id(one.tensor) for part in cut_up for one in part.blocks[0].slices}
-        _require_own(optimizers, self._ids)
+        _require_own(self._optimizers, self._ids)
         about = [
             [(one.name, one.count, str(one.dtype), one.names) for one in part.blocks]
             for part in cut_up
@@ -154,8 +152,8 @@ class OuterStep:
         )
         named = self._inner.named_parameters()
         names = {id(p): name for name, p in named if id(p) in self._ids}
-        self._guard = Guard(optimizers, names, self._core)
-        self._own: Communicator | None = None
+        self._guard = Guard(self._optimizers, names, self._core)
+        self._hooks = contextlib.ExitStack()  # what detaching undoes
         self._is_attached = self._is_swapped = False
         self._end_warning = _EndWarning(self)
         self._watch_steps()
@@ -185,17 +183,23 @@ class OuterStep:
         peers = self._peers_or_default()
         hellos = self._core.start(peers, self._setup())
         guards.require_apart(self._ids, [row.place for row in hellos.rows])
+        own = None
         if self._core.delay and isinstance(peers, FixedPeers):
-            self._own = peers.comm.split(0)
-            assert self._own is not None
-            self._core.peers = FixedPeers(self._own)
+            own = peers.comm.split(0)
+            assert own is not None
+            self._core.peers = FixedPeers(own)
         if dist.is_initialized():
             guards.unwatch(dist.group.WORLD)
         self._end_warning.was_forgotten = False
         self._watch_steps()
         self._first_batch = guards.FirstBatch(self._model)
-        self._guard.start()
-        self._ticks.start(self._tick)
+        self._hooks.callback(self._core.stop, own)
+        self._hooks.callback(self._first_batch.stop)
+        self._guard.follow(self._hooks)
+        if self._scaler is not None:
+            follow_scaler(self._scaler, self._tick, self._hooks)
+        else:
+            follow_steps(self._optimizers, self._tick, self._hooks)
         self._is_attached = True
         with _attaching:
             _attached.add(self)
@@ -246,14 +250,9 @@ class OuterStep:
             self._disconnect()
 
     def _disconnect(self) -> None:
-        self._ticks.stop()
-        self._guard.stop()
         guards.unwatch(self)
-        if self._first_batch is not None:
-            self._first_batch.stop()
-        self._core.stop(self._own)
+        self._hooks.close()
         self._end_warning.unsent = 0
-        self._own = None
         self._is_attached = False
         with _attaching:
             _attached.discard(self)
@@ -282,7 +281,7 @@ class OuterStep:
 
     def tick(self) -> None:
         """Counts an iteration, for callers that gave neither an optimizer nor a scaler."""
-        if not isinstance(self._ticks, NoTicks):
+        if self._optimizers or self._scaler is not None:
             raise ConfigError(
                 "outer.tick(): iterations are counted by the optimizer or scaler "
                 "that OuterStep was given; give optimizer=None to count them"
@@ -348,7 +347,7 @@ class OuterStep:
 
     @property
     def _wires_comm(self) -> Communicator:
-        return self.comm if self._own is None else self._own
+        return self._core.peers.comm if self._is_attached else self.comm
 
     @property
     def iteration(self) -> int:
