@@ -26,14 +26,12 @@ caller's thread raises errors of the other one, and begins failed rounds anew.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -135,7 +133,7 @@ class FixedPeers:
 Peers = FixedPeers | membership.Membership
 
 
-class Rounds:
+class Rounds(Kept):
     """The rounds of one rank.
 
     Args:
@@ -155,7 +153,10 @@ class Rounds:
         number: number of the next round.
         current: the round on its way, if any.
         has_state: whether it has loaded a state, or taken part in a round.
+        kept: what a rank that is given the state takes, beside the blocks' states.
     """
+
+    kept = ("iteration", "number", "_entered", "pace")
 
     def __init__(
         self,
@@ -278,10 +279,10 @@ class Rounds:
         while self.current is not None:
             try:
                 if self._job is not None:
-                    with self._waiting():
+                    with self.watch.waiting():
                         self._job.result()
                 elif not self.current.is_over:
-                    self._run_round(self.current, self.peers, [])
+                    self._run_round(self.current, self.peers)
                 self._job = None
                 return
             except RingcommError as error:
@@ -307,7 +308,7 @@ class Rounds:
         state to ranks that need it."""
         if error is None:
             self._entered += 1
-        with self._waiting():
+        with self.watch.waiting():
             change = (
                 self.peers.begin_round(self._entered, self._setup)
                 if error is None
@@ -345,19 +346,11 @@ class Rounds:
                 for tensor in block.state.values():
                     own = tensor if adopts or leads else tensor.clone()
                     comm.broadcast(own, hellos.leader, timeout=self._timeout)
-        scalars: dict[str, Any] = {
-            "iteration": self.iteration,
-            "number": self.number,
-            "entered": self._entered,
-            "pace": self.pace.saved(),
-        }
-        packed = np.frombuffer(json.dumps(scalars).encode().ljust(_SCALARS), np.uint8).copy()
+        scalars = json.dumps(self.saved()).encode().ljust(_SCALARS)
+        packed = np.frombuffer(scalars, np.uint8).copy()
         comm.broadcast(packed, hellos.leader, timeout=self._timeout)
         if adopts:
-            scalars = json.loads(packed.tobytes())
-            self.iteration, self.number = scalars["iteration"], scalars["number"]
-            self._entered = scalars["entered"]
-            self.pace.restore(scalars["pace"])
+            self.restore(json.loads(packed.tobytes()))
             for fragment in self.fragments:
                 fragment.give_up()
             self._on_away()
@@ -391,18 +384,21 @@ class Rounds:
     def _begin(self, current: Round) -> None:
         """Hands a delayed round to the other thread."""
         if current.is_delayed:
-            streams = side_streams({block.device for block in current.fragment.blocks})
-            job = functools.partial(self._run_round, current, self.peers, streams)
+            peers, streams = self.peers, side_streams({b.device for b in current.fragment.blocks})
+
+            def job() -> None:
+                with torch.no_grad(), to_its_end(streams):
+                    self._run_round(current, peers)
+
             self._job = self._worker.submit(job)
 
-    def _run_round(self, current: Round, peers: Peers, streams: Sequence[Any]) -> None:
-        """Runs a round with its peers, on these streams; a delayed one in the other thread."""
-        with torch.no_grad(), to_its_end(streams):
-            current.prepare()
-            with contextlib.nullcontext() if current.is_delayed else self._waiting():
-                current.travel(peers.comm, self._timeout)
-                peers.end_round()
-            current.close()
+    def _run_round(self, current: Round, peers: Peers) -> None:
+        """Runs a round with its peers; a delayed one in the other thread."""
+        current.prepare()
+        with contextlib.nullcontext() if current.is_delayed else self.watch.waiting():
+            current.travel(peers.comm, self._timeout)
+            peers.end_round()
+        current.close()
 
     @property
     def _has_failed(self) -> bool:
@@ -440,11 +436,3 @@ class Rounds:
                 IdenticalDataWarning,
                 stacklevel=2,
             )
-
-    @contextlib.contextmanager
-    def _waiting(self) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.report.waited_s += time.perf_counter() - began

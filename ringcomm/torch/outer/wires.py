@@ -98,7 +98,6 @@ class SparseWire:
 
 
 Sent = Pending | SentSparse
-Wire = DenseWire | SparseWire
 
 
 class DenseWires:
