@@ -45,7 +45,7 @@ from ..guards import IdenticalDataWarning
 from ..streams import side_streams, to_its_end
 from ..sync.kept import Kept
 from ..worker import Worker
-from .blocks import Fragment, Scratch
+from .blocks import Block, Fragment, Scratch
 from .report import OuterReport, Stopwatch
 from .round import Header, Hello, Hellos, Round
 
@@ -153,7 +153,7 @@ class Rounds(Kept):
         number: number of the next round.
         current: the round on its way, if any.
         has_state: whether it has loaded a state, or taken part in a round.
-        kept: what a rank that is given the state takes, beside the blocks' states.
+        kept: what a rank that is given the state takes, beside the blocks' states; no checkpoint.
     """
 
     kept = ("iteration", "number", "_entered", "pace")
@@ -184,6 +184,11 @@ class Rounds(Kept):
         self._job: Future[None] | None = None
 
     @property
+    def blocks(self) -> list[Block]:
+        """Blocks of all fragments."""
+        return [block for fragment in self.fragments for block in fragment.blocks]
+
+    @property
     def unsent(self) -> int:
         """Iterations of this rank that are in no round yet."""
         return max(fragment.iterations for fragment in self.fragments)
@@ -208,6 +213,9 @@ class Rounds(Kept):
             setup: digest of all settings that must be the same on all ranks.
         """
         self.peers, self._setup = peers, setup
+        if not self.has_state:  # the weights may have been loaded since the anchor was made
+            for block in self.blocks:
+                block.local(block.anchor)
         hellos = self._form_round(is_starting=True)
         if not all(row.is_starting for row in hellos.rows):
             self._launch(is_ending=False)
@@ -341,11 +349,10 @@ class Rounds(Kept):
         comm = self.peers.comm
         leads = hellos.leader == comm.rank
         adopts = hellos.own_need and not leads
-        for fragment in self.fragments:
-            for block in fragment.blocks:
-                for tensor in block.state.values():
-                    own = tensor if adopts or leads else tensor.clone()
-                    comm.broadcast(own, hellos.leader, timeout=self._timeout)
+        for block in self.blocks:
+            for tensor in block.state.values():
+                own = tensor if adopts or leads else tensor.clone()
+                comm.broadcast(own, hellos.leader, timeout=self._timeout)
         scalars = json.dumps(self.saved()).encode().ljust(_SCALARS)
         packed = np.frombuffer(scalars, np.uint8).copy()
         comm.broadcast(packed, hellos.leader, timeout=self._timeout)

@@ -87,11 +87,11 @@ def restore(core: Rounds, wires: Wires, comm: Communicator, state: Mapping[str, 
         {"exact": {name: exact[name] for name in place if name in exact}}, place, "OuterStep"
     )
     core.wait_for_round()
-    core.current = None
     if own or exact is None:
         wires.restore(state["wires"], comm)
     else:
         wires.reset_residuals()
+    core.current = None
     for fragment in core.fragments:
         fragment.iterations = 0
         for block in fragment.blocks:
@@ -118,14 +118,19 @@ def _load_exact(core: Rounds, exact: Mapping[str, Any], *, own: bool) -> None:
             fragment.iterations = int(iterations)
     saved = exact["flight"]  # as it was called when the format was made
     if saved is not None:
-        local = [one.clone() for one in saved["at_send"] or ()] if own else []
-        header = core.header(is_ending=False)
-        core.current = current = Round(
+        anchors = [block.anchor for block in core.fragment.blocks]
+        means, local = (
+            [flat.to(anchor, copy=True) for flat, anchor in zip(flats, anchors, strict=False)]
+            for flats in (saved["means"], (saved["at_send"] or ()) if own else ())
+        )
+        header = core.header(is_ending=False)  # which is not sent any more
+        current = Round(
             core.fragment, saved["due"], header, local, core.scratch, is_delayed=True, keeps=False
         )
-        current.means = [mean.clone() for mean in saved["means"]]
+        current.means = means
         current.is_moving, current.is_dropped = saved["is_moving"], saved["is_dropped"] and own
         current.close()
+        core.current = current
 
 
 def _rule_of(core: Rounds) -> str:
@@ -158,8 +163,7 @@ def _require_fit(core: Rounds, state: object) -> None:
             )
     shapes = {
         name: tuple(one.tensor.shape)
-        for fragment in core.fragments
-        for block in fragment.blocks
+        for block in core.blocks
         for name, one in zip(block.names, block.slices, strict=True)
     }
     saved = {name: tuple(tensor.shape) for name, tensor in state["anchor"].items()}
@@ -173,3 +177,24 @@ def _require_fit(core: Rounds, state: object) -> None:
     if shapes != saved:
         wrong = sorted(set(shapes.items()) ^ set(saved.items()))[0][0]
         raise ConfigError(f"the state is of another model: they differ in {wrong!r}")
+    _require_whole(core, state)
+
+
+def _require_whole(core: Rounds, state: Mapping[str, Any]) -> None:
+    """Raises ConfigError if the rules' memory or a round on its way does not fit the blocks."""
+    for block in core.blocks:
+        for slot, tensor in block.memory.items():
+            there = state["memory"].get(slot, {})
+            for name, part in block.named(tensor):
+                if name not in there or there[name].shape != part.shape:
+                    raise ConfigError(f"the state lacks the {slot} of {name!r}")
+    exact = state.get("exact") or {}
+    flight = exact.get("flight")
+    if flight is not None:
+        blocks = core.fragments[int(state["number"]) % len(core.fragments)].blocks
+        counts = [(block.count,) for block in blocks]
+        means, at_send = (
+            [tuple(flat.shape) for flat in flight[key] or ()] for key in ("means", "at_send")
+        )
+        if ((means or flight["is_moving"]) and means != counts) or at_send not in ([], counts):
+            raise ConfigError("the state's round on its way is of another model")

@@ -180,10 +180,25 @@ class OuterStep:
         with _attaching:
             if any(not self._ids.isdisjoint(other._ids) for other in _attached):
                 raise ConfigError("OuterStep: another one is attached to this model; detach that")
+            _attached.add(self)
+        had_state = self._core.has_state
+        try:
+            self._connect()
+        except BaseException:
+            self._disconnect()
+            self._core.has_state = had_state  # so that the next attach() gets the state anew
+            self._watch_steps()
+            raise
+        self._is_attached = True
+        self._core.watch.begin()
+        return self
+
+    def _connect(self) -> None:
+        own: Communicator | None = None
+        self._hooks.callback(lambda: self._core.stop(own))
         peers = self._peers_or_default()
         hellos = self._core.start(peers, self._setup())
         guards.require_apart(self._ids, [row.place for row in hellos.rows])
-        own = None
         if self._core.delay and isinstance(peers, FixedPeers):
             own = peers.comm.split(0)
             assert own is not None
@@ -193,18 +208,12 @@ class OuterStep:
         self._end_warning.was_forgotten = False
         self._watch_steps()
         self._first_batch = guards.FirstBatch(self._model)
-        self._hooks.callback(self._core.stop, own)
         self._hooks.callback(self._first_batch.stop)
         self._guard.follow(self._hooks)
         if self._scaler is not None:
             follow_scaler(self._scaler, self._tick, self._hooks)
         else:
             follow_steps(self._optimizers, self._tick, self._hooks)
-        self._is_attached = True
-        with _attaching:
-            _attached.add(self)
-        self._core.watch.begin()
-        return self
 
     def _setup(self) -> bytes:
         """Returns a digest of all that must be the same on all ranks: settings, and the model's
@@ -295,7 +304,7 @@ class OuterStep:
         context, and this rank's own back after it. Nothing is sent. For evaluation and saving."""
         if self._is_swapped:
             raise ConfigError("outer.anchor() is entered already")
-        blocks = [block for fragment in self._core.fragments for block in fragment.blocks]
+        blocks = self._core.blocks
         own = [block.local() for block in blocks]
         self._is_swapped = True
         try:
