@@ -289,11 +289,9 @@ class OneStepStale(Pace):
 def pace_of(
     setting: object, transport: Transport, account: Account, residuals: NamedFeedback
 ) -> Pace:
-    """Returns the pace that ``HookState(pace=...)`` names. Raises ConfigError for anything else."""
+    """Returns the pace of a setting, "every" or a Stale1. Raises ConfigError for anything else."""
     if setting == "every":
         return Pace(transport)
-    if setting == "stale1":
-        setting = Stale1()
     if isinstance(setting, Stale1):
         return OneStepStale(setting, transport, account, residuals)
     near = did_you_mean(str(setting), ["every", "stale1"])
