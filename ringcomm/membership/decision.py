@@ -72,7 +72,18 @@ class Silent(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class View:
+class Terms:
+    """Constants of a membership; see Membership for their meaning."""
+
+    rank: int
+    world_size: int
+    min_peers: int
+    grace_s: float
+    timeout: float
+
+
+@dataclasses.dataclass(frozen=True)
+class View(Terms):
     """Knowledge of a rank.
 
     Attributes:
@@ -82,14 +93,9 @@ class View:
         gone: by rank, the time since which a process is known to have ended or was never met.
         linger_until: time until which a rank that is just being let in is waited for.
         silent: ranks among the connected that only seem to live.
-        process: number of this rank's process; see Intro.
+        process: number of this rank's process; see pack_intro in messages.py.
     """
 
-    rank: int
-    world_size: int
-    min_peers: int
-    grace_s: float
-    timeout: float
     members: tuple[int, ...]
     ready: Mapping[int, Ready]
     connected: frozenset[int]

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from types import TracebackType
 from typing import Any
 
@@ -36,9 +37,9 @@ from ..errors import (
     RingcommError,
 )
 from . import listening
-from .agreement import Agreement, Terms
+from .agreement import Agreement
 from .control import Control
-from .decision import NONE_YET, STARTED_AGAIN, Go, History, Ready
+from .decision import NONE_YET, STARTED_AGAIN, Go, History, Ready, Terms
 from .formation import Formation, FormationError
 from .messages import MAX_TOKEN
 
@@ -228,7 +229,7 @@ class Membership:
         check_exposed(asked, secret, self._config.insecure)
         others = (rank for rank in range(self.world_size) if rank != self.rank)
         self._open(listening.own_addresses(self._config, asked)).look_for(
-            {rank: listening.candidates(asked, self._job, rank) for rank in others}
+            {rank: list(product(asked, listening.ports_of(self._job, rank))) for rank in others}
         )
 
     def _set_up(
