@@ -69,8 +69,9 @@ class Run:
         known = dataclasses.replace(options, steps=self.steps)
         self.engine = Engine(model, known, world)
         state = self._restore()
-        self.engine.connect()
-        self.engine.method.load_state_dict(state)
+        self.engine.method.connect()
+        if state:
+            self.engine.method.load_state_dict(state)
         self._records: list[StepRecord] = []
         self._reported = self.step
         self._unsettled = min(_UNSETTLED, (self.steps - self.step) // 2)
@@ -239,8 +240,9 @@ class Run:
         method = self.engine.method
         kept = method.gather_state_dict()
         with method.evaluated():
-            state = checkpoint.new_state(
-                self._settings(),
+            state = checkpoint.State(
+                format=checkpoint.FORMAT,
+                settings=self._settings(),
                 step=self.step,
                 epoch=epoch,
                 position=position,
