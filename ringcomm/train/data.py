@@ -97,8 +97,7 @@ class ImageTensors(Data):
         self.classes = classes
         self.sizes = {"train": len(train), "held_out": len(held_out)}
         self.epochs = epochs
-        content = images.numpy().tobytes() + labels.numpy().tobytes()
-        self.fingerprint = zlib.crc32(content)
+        self.fingerprint = zlib.crc32(images.numpy().tobytes() + labels.numpy().tobytes())
 
     def batch(self, part: Part, numbers: Tensor) -> tuple[Tensor, Tensor]:
         return self._images[part][numbers], self._labels[part][numbers]
@@ -176,10 +175,8 @@ class TextWindows(Data):
                 f"5 % of {len(text)} bytes of text do not fill a window of {context} bytes; give "
                 "more text"
             )
-        self._text: dict[Part, Tensor] = {
-            "train": _bytes_tensor(text[: len(text) - tail]),
-            "held_out": _bytes_tensor(text[len(text) - tail :]),
-        }
+        whole = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        self._text: dict[Part, Tensor] = {"train": whole[:-tail], "held_out": whole[-tail:]}
         self.shape = (context,)
         self.sizes = {part: (len(text) - 1) // context for part, text in self._text.items()}
         self.fingerprint = zlib.crc32(text)
@@ -313,7 +310,3 @@ def _synthetic(argument: str) -> Data:
     patterns = torch.randn((classes, *shape), generator=generator)
     images = torch.randn((count, *shape), generator=generator).add_(patterns[labels])
     return ImageTensors(images, labels, classes=classes, epochs=1)
-
-
-def _bytes_tensor(text: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
