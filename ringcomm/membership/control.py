@@ -31,7 +31,7 @@ from ..bootstrap.same_user import vetting
 from ..bootstrap.sockets import end_when_silent, has_hung_up, show, tune
 from ..errors import BootstrapError
 from .decision import Silent
-from .messages import HEADER, Address, Kind, frame, most_bytes, no_message
+from .messages import HEADER, Address, Kind, most_bytes, no_message
 
 _log = logging.getLogger("ringcomm")
 _READ_BYTES = 1 << 18
@@ -98,13 +98,15 @@ class Control:
     @property
     def silent(self) -> dict[int, Silent]:
         """Ranks at whose address something took a connection but does not answer the handshake."""
-        found = {}
-        for rank in self._others:
-            doors = [] if self.is_linked(rank) else self._doors(rank)
-            if doors:
-                where = (show(dial.target.address, dial.target.port) for dial in doors)
-                found[rank] = Silent(self._ended[rank][0], tuple(where))
-        return found
+        doors = {rank: self._doors(rank) for rank in self._others if not self.is_linked(rank)}
+        return {
+            rank: Silent(
+                self._ended[rank][0],
+                tuple(show(dial.target.address, dial.target.port) for dial in shaking),
+            )
+            for rank, shaking in doors.items()
+            if shaking
+        }
 
     def _doors(self, rank: int) -> list[Dial]:
         return [dial for dial in self._dials[rank] if dial.shaking]
@@ -132,7 +134,7 @@ class Control:
     def send(self, rank: int, kind: Kind, payload: bytes) -> None:
         """Sends a message to one rank, if it is connected."""
         if self.is_linked(rank):
-            self._links[rank][-1].send(frame(kind, payload))
+            self._links[rank][-1].send(HEADER.pack(kind, len(payload)) + payload)
 
     def send_all(self, kind: Kind, payload: bytes) -> None:
         """Sends a message to every rank that is connected."""
@@ -185,7 +187,7 @@ class Control:
         if claimed.rail or claimed.lane:
             return unexpected(claimed)
         for link in list(self._links[claimed.client_rank]):
-            if not link.has_ended():
+            if not has_hung_up(link.sock):
                 return duplicate(claimed)
             self.drop(link, True)
         return None
@@ -213,8 +215,8 @@ class _Link:
     """A connection to one rank."""
 
     def __init__(self, control: Control, rank: int, sock: socket.socket) -> None:
-        self.rank = rank
-        self._control, self._sock = control, sock
+        self.rank, self.sock = rank, sock
+        self._control = control
         self._inbox, self._outbox = bytearray(), bytearray()
         control.loop.watch(sock, READ, self._advance)
 
@@ -225,18 +227,14 @@ class _Link:
         if not waits:
             self._flush()
 
-    def has_ended(self) -> bool:
-        """True if the other end has closed."""
-        return has_hung_up(self._sock)
-
     def close(self) -> None:
         """Closes the socket."""
-        self._control.loop.forget(self._sock)
-        self._sock.close()
+        self._control.loop.forget(self.sock)
+        self.sock.close()
 
     def _flush(self) -> None:
         try:
-            sent = self._sock.send(self._outbox)
+            sent = self.sock.send(self._outbox)
         except BlockingIOError:
             sent = 0
         except OSError:  # the next read raises the reason
@@ -244,13 +242,13 @@ class _Link:
             return
         del self._outbox[:sent]
         events = READ | (WRITE if self._outbox else 0)
-        self._control.loop.watch(self._sock, events, self._advance)
+        self._control.loop.watch(self.sock, events, self._advance)
 
     def _advance(self) -> None:
         if self._outbox:
             self._flush()
         try:
-            data = self._sock.recv(_READ_BYTES)
+            data = self.sock.recv(_READ_BYTES)
         except BlockingIOError:
             return
         except OSError as error:

@@ -214,13 +214,11 @@ def _wait_for_enough(view: View, now: float) -> Wait | TooFew:
     """Waits for min_peers: for living ranks, which may be slow, up to the timeout of a collective,
     for ended ones, which may be started again, up to the grace time."""
     first = min(one.at for one in view.ready.values())
-    possible = {*view.ready, *view.connected} - {
-        rank for rank in view.connected if now >= _settled_at(view, rank)
-    }
-    if len(possible | set(view.ready)) >= view.min_peers:
+    awaited = {rank for rank in view.connected if now < _settled_at(view, rank)}
+    if len(awaited | view.ready.keys()) >= view.min_peers:
         until = first + max(view.grace_s, view.timeout)
     else:
-        until = max(first, *view.gone.values(), first) + view.grace_s
+        until = max([first, *view.gone.values()]) + view.grace_s
     return Wait(until) if now < until else _too_few(view, now)
 
 

@@ -51,11 +51,6 @@ def no_message(rank: int) -> BootstrapError:
     return BootstrapError(f"rank {rank} sent what no ringcomm sends", rank=rank)
 
 
-def frame(kind: Kind, payload: bytes) -> bytes:
-    """Returns a whole message: header and payload."""
-    return HEADER.pack(kind, len(payload)) + payload
-
-
 # ---- INTRO ----
 
 

@@ -10,6 +10,7 @@ ranks on several hosts compare it before they train.
 
 from __future__ import annotations
 
+import math
 import os
 import sysconfig
 import zlib
@@ -296,9 +297,9 @@ def _synthetic(argument: str) -> Data:
             f"--data synthetic:{argument} cannot be read; give channels x height x width and two "
             "or more classes, as in synthetic:3x32x32,10"
         )
-    count = min(4096, _SYNTHETIC_BYTES // (4 * shape[0] * shape[1] * shape[2]))
-    count = max(count, 10 * classes)
-    needed = 4 * (count + classes) * shape[0] * shape[1] * shape[2]
+    image_bytes = 4 * math.prod(shape)
+    count = max(10 * classes, min(4096, _SYNTHETIC_BYTES // image_bytes))
+    needed = (count + classes) * image_bytes
     if needed > _SYNTHETIC_MOST_BYTES:
         raise ConfigError(
             f"--data synthetic:{argument} would take {needed / 1e9:.0f} GB of memory, for ten "

@@ -66,8 +66,10 @@ class Progress(rich.progress.Progress):
 
     def show(self, step: int, loss: float, rate: float, samples_per_s: float) -> None:
         """Show the state of the run after ``step`` steps."""
-        text = f"step {step}/{self._steps}  loss {loss:.4f}  lr {rate:.2g}  "
-        text += f"{samples_per_s:,.0f} samples/s"
+        text = (
+            f"step {step}/{self._steps}  loss {loss:.4f}  lr {rate:.2g}  "
+            f"{samples_per_s:,.0f} samples/s"
+        )
         self.update(self._run, completed=step, description=text)
         if self.disable:
             self.say(text)

@@ -66,8 +66,7 @@ class Run:
             "the content of --data", self.data.fingerprint, "give every host the same files"
         )
         self.steps = options.steps or self.data.epochs * self.sampler.steps_per_epoch
-        known = dataclasses.replace(options, steps=self.steps)
-        self.engine = Engine(model, known, world)
+        self.engine = Engine(model, dataclasses.replace(options, steps=self.steps), world)
         state = self._restore()
         self.engine.method.connect()
         if state:
