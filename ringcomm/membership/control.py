@@ -138,7 +138,7 @@ class Control:
 
     def send_all(self, kind: Kind, payload: bytes) -> None:
         """Sends a message to every rank that is connected."""
-        for rank in list(self._links):
+        for rank in self._others:
             self.send(rank, kind, payload)
 
     # ---- connections ----
