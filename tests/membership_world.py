@@ -409,7 +409,7 @@ class Wire:
             self._world.say(link, to, ("message", link, (kind, payload)))
 
     def send_all(self, kind: Kind, payload: bytes) -> None:
-        for rank in list(self._links):
+        for rank in range(self._world.size):
             self.send(rank, kind, payload)
 
     def run(self, until: Callable[[], bool], deadline: float) -> bool:

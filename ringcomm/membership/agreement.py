@@ -6,7 +6,7 @@
                            +-- too few --> APART
 
     APART      it works, alone or in a round
-    WAITING    its own READY is among those that it knows
+    WAITING    its own READY is among those that it knows, and it has no formation
     AGREED     it has a formation, by the GO, and forms a communicator if that says so
 
 Invariants: a GO counts only if its epoch is new or the present one, and it counts this rank's

@@ -2,7 +2,7 @@
 
 They are made as lanes are (acceptor, dialer, handshake), with a role of their own, and
 are quiet while a round runs: nothing here has a thread, and messages that arrive meanwhile stay in
-the kernel until the next ``run`` or ``catch_up``.
+the kernel until the loop's next ``run`` or ``catch_up``.
 
 Invariants: only ranks that passed the handshake are read from, one bounded message at a time; a
 rank that has a living connection is not let in a second time, so nobody takes its place while it

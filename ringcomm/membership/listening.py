@@ -34,16 +34,16 @@ def listen_on(
     """Listens on these addresses, at one of the rank's own ports if one is free, else at any.
     Raises ConfigError, OSError."""
     check_exposed(addresses, secret, insecure)
-    for port in ports_of(job, rank):
+    for port in (*ports_of(job, rank), 0):
         try:
             with contextlib.ExitStack() as opened:
                 listeners = [opened.enter_context(listen(address, port)) for address in addresses]
                 opened.pop_all()
                 return listeners
         except OSError as error:
-            if error.errno != errno.EADDRINUSE:
+            if error.errno != errno.EADDRINUSE or port == 0:
                 raise
-    return [listen(address) for address in addresses]
+    raise AssertionError("any port is taken, or refused with an error")
 
 
 def own_addresses(config: Config, contacts: Sequence[str]) -> list[str]:

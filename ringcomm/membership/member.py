@@ -6,6 +6,7 @@ is not a lost or late member's fault is raised as it is. agreement.py decides th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import time
@@ -127,12 +128,12 @@ class Membership:
         self._number: int | None = None
         self._token = b""
         self.members: tuple[int, ...] = ()
-        if rejoin:
-            self._start_again(identify(rank, world_size, init_method), min_peers, hosts)
-            return
-        joined = join(self._config, rank, world_size, init_method, timeout, mpi, store)
-        self._comm = Communicator(joined)
         try:
+            if rejoin:
+                self._start_again(identify(rank, world_size, init_method), min_peers, hosts)
+                return
+            joined = join(self._config, rank, world_size, init_method, timeout, mpi, store)
+            self._comm = Communicator(joined)
             self._start_with_all(joined, self._comm, min_peers)
         except BaseException:
             self.close()
@@ -241,17 +242,20 @@ class Membership:
 
     def _open(self, addresses: Sequence[str]) -> Agreement:
         insecure, job = self._config.insecure, job_hash(self._job)
-        with typed_errors():
-            listeners = listening.listen_on(addresses, self._job, self.rank, self._secret, insecure)
         terms = Terms(
             self.rank, self.world_size, self._min_peers, self._grace_s, self._config.timeout
         )
         key = Key.derive(self._secret, job, insecure)
-        self._agreement = Agreement(
-            terms,
-            [listener.getsockname()[:2] for listener in listeners],
-            partial(Control, self.rank, self.world_size, key, job, listeners, self._grace_s),
-        )
+        with typed_errors(), contextlib.ExitStack() as opened:
+            listeners = listening.listen_on(addresses, self._job, self.rank, self._secret, insecure)
+            for listener in listeners:
+                opened.enter_context(listener)
+            self._agreement = Agreement(
+                terms,
+                [listener.getsockname()[:2] for listener in listeners],
+                partial(Control, self.rank, self.world_size, key, job, listeners, self._grace_s),
+            )
+            opened.pop_all()  # the agreement closes them
         return self._agreement
 
     # ---- coming to a round ----

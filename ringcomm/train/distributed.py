@@ -113,7 +113,7 @@ class World:
 
 
 class GlooControl:
-    """Control messages over gloo, for where there is no communicator: two of its collectives."""
+    """Control messages over gloo, where there is no communicator: two methods as Communicator's."""
 
     _ops: ClassVar[dict[str, Any]] = {
         "sum": dist.ReduceOp.SUM,
