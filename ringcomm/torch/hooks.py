@@ -42,8 +42,7 @@ from .codec_policy import CodecPolicy, needs_feedback, policy_of
 from .guards import ONEBIT, AdamWatch
 from .hook_report import HookReport
 from .named_feedback import COMPRESSIBLE, NamedFeedback
-from .pace import pace_of
-from .stale import Stale1
+from .stale import Stale1, pace_of
 from .sync.agreement import require_alike
 from .tensors import require_dense
 from .transport import BucketInFlight, FlatTransport, GradientFuture, Transport
