@@ -323,8 +323,8 @@ class HookState:
             self._watch.see(one.tensor for one in gradients.slices)
         if self.error is not None:  # an earlier bucket failed, but DDP must see the step's end
             failed = BucketInFlight(self.transport, gradients)
+            future = failed.future()
             failed.complete()
-            future = failed.future
         else:
             known = gradients.buffer.dtype in COMPRESSIBLE
             codec = self._policy.codec(self.steps) if known else CODECS["none"]

@@ -20,6 +20,7 @@ import torch
 from ..codecs import Codec
 from ..communicator import Communicator
 from ..core import cuda
+from ..core.work import Work
 from ..errors import RingcommError, naming
 from ..exact import Place, place_of
 from .account import Account
@@ -89,11 +90,7 @@ class Transport(Protocol):
 
 
 class BucketInFlight:
-    """A bucket on its way.
-
-    Attributes:
-        future: after ``complete`` of the bucket's gradients, or of the transport's error.
-    """
+    """A bucket on its way."""
 
     def __init__(self, transport: Transport, bucket: GradientBucket) -> None:
         self._transport = transport
@@ -101,13 +98,17 @@ class BucketInFlight:
         self._pending: list[Pending] = []
         self._over = future_on([self._buffer.device])
         self._count = transport.account.submit(self._buffer.nbytes, bucket.last)
-        self.future: GradientFuture = self._over.then(self._result)
 
     def start(self, comm: Communicator, tensor: torch.Tensor, part: Part) -> None:
         """Starts the mean of a tensor, by the codec and the residuals of a part."""
         pending = Pending(comm, tensor, part.codec, part.feedback)
         self._transport.residuals.add(pending)
         self._pending.append(pending)
+
+    def future(self) -> GradientFuture:
+        """Returns the Future of the bucket's gradients, or of the transport's error; called once,
+        when all that can fail has been started: until it is completed nothing frees the bucket."""
+        return self._over.then(self._result)  # type: ignore[no-any-return]
 
     def complete(self, stream: Any = None) -> None:
         """Completes the Future, after the last exchange; whoever waits for it follows the stream of
@@ -144,7 +145,10 @@ class FlatTransport(Transport):
         """Does nothing."""
 
     def launch(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
-        return _Means(self, bucket, codec).future
+        means = _Means(self, bucket, codec)
+        future = means.future()
+        when_all_over(means.works, means.complete)
+        return future
 
 
 class _Means(BucketInFlight):
@@ -156,7 +160,11 @@ class _Means(BucketInFlight):
         with naming(_EXCHANGE):
             for part in self._parts.travelling:
                 self.start(transport.comm, part.tensor, part)
-        when_all_over([one.work for one in self._pending], self.complete)
+
+    @property
+    def works(self) -> list[Work]:
+        """The all-reduces."""
+        return [one.work for one in self._pending]
 
     @naming(_EXCHANGE)
     def _result(self, over: Any) -> torch.Tensor:

@@ -94,21 +94,23 @@ class HierarchicalTransport(Transport):
         self.grid.watch(self.fail)
 
     def launch(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
-        """Starts a bucket's trip. Raises RingcommError, and any error of the local group, which
-        fails the step on all ranks."""
+        """Starts a bucket's trip. Raises RingcommError, and any error of the local group; it fails
+        the step on all ranks."""
         try:
             trip = Trip(self, bucket, codec)
-        except RingcommError:
+            future = trip.future()
+            with self._lock:
+                self._trips.append(trip)
+            if self.error is not None:  # fail() came before the trip was in the list
+                self._end(trip)
+            self._courier.submit(functools.partial(self._carry, trip, bucket.last))
+        except RingcommError as error:
+            self.fail(error)
             raise
         except Exception as error:  # raised by the local group
             self.fail(RingcommError(f"the local group failed: {error}"))
             raise
-        with self._lock:
-            self._trips.append(trip)
-        if self.error is not None:  # fail() came before the trip was in the list
-            self._end(trip)
-        self._courier.submit(functools.partial(self._carry, trip, bucket.last))
-        return trip.future
+        return future
 
     def _end(self, trip: Trip, stream: Any = None) -> None:
         """Ends a trip, once."""
@@ -148,7 +150,7 @@ class HierarchicalTransport(Transport):
             if not isinstance(error, RingcommError):
                 self._failed.wait(_PATIENCE)  # the watch may name the failed rank
                 error = RingcommError(f"the local group failed: {type(error).__name__}: {error}")
-            self.fail(self.grid.named(self.grid.column, error))
+            self.fail(error)
 
     def _finish_step(self) -> None:
         trips = list(self._trips)
@@ -243,17 +245,22 @@ class Trip(BucketInFlight):
             self.shard.record_stream(stream)
             self._rows.table.record_stream(stream)
         with on_stream(stream):
-            self._arrival.wait()
-            for (start, end), part in zip(self._rows.spans, self._parts.travelling, strict=True):
-                self.start(self._grid.column, self.shard[start:end], part)
+            with self._grid.ranks_named(self._grid.row):
+                self._arrival.wait()
+            column, parts = self._grid.column, self._parts.travelling
+            with self._grid.ranks_named(column):
+                for (start, end), part in zip(self._rows.spans, parts, strict=True):
+                    self.start(column, self.shard[start:end], part)
 
     def gather_on_host(self, stream: Any) -> None:
         """Waits for the mean of the shard, gathers all shards of the host, and unpacks them."""
         with on_stream(stream):
-            for pending in self._pending:
-                pending.wait()
+            with self._grid.ranks_named(self._grid.column):
+                for pending in self._pending:
+                    pending.wait()
             table = self._rows.table.view(-1)
-            _all_gather(table, self.shard, group=self._grid.group, async_op=True).wait()
+            with self._grid.ranks_named(self._grid.row):
+                _all_gather(table, self.shard, group=self._grid.group, async_op=True).wait()
             self._rows.unpack()
             self._parts.unpack()
             if self._parts.is_checked:
