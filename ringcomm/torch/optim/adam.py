@@ -60,7 +60,7 @@ from .arithmetic import (
 )
 from .checks import REMOVED, require_adam
 from .rule import Exchange, Rule
-from .span import Span, Tile
+from .span import Span, Tile, lay_out
 from .wire import WireOptimizer, WireSettings
 
 Freeze = int | Literal["stable"]
@@ -154,9 +154,14 @@ class OneBitAdam(WireOptimizer):
         spans = [
             span
             for age in sorted(set(ages.values()), reverse=True)
-            for span in self._laid_out([one for one in indexed if ages.get(one.index) == age])
+            for span in lay_out(
+                [one for one in indexed if ages.get(one.index) == age],
+                self._threshold,
+                (),  # the layout alone counts
+                self._span_bytes,
+            )
         ]
-        for span in spans:
+        for span in spans if "own_sq" in self._rule.states else ():
             for place in span.slices:
                 square = saved.value_of(kept, place, "exp_avg_sq").to(span.dtype)
                 kept[place.index]["own_sq"] = square * self._comm.world_size

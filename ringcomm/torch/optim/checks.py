@@ -1,4 +1,4 @@
-"""Checks of an optimizer's hyperparameters and codecs."""
+"""Checks of an optimizer's hyperparameters."""
 
 from __future__ import annotations
 

@@ -153,7 +153,8 @@ def read_adam(
                 "AdamW would have, with decoupled_weight_decay=True beside it"
             )
     _require_known(kept, parameters)
-    return {index: dict(one) for index, one in kept.items()}, [
+    own = ("step", "exp_avg", "exp_avg_sq")
+    return {index: {name: one[name] for name in own} for index, one in kept.items()}, [
         {name: value for name, value in group.items() if name not in _ADAMS_OWN} for group in groups
     ]
 

@@ -155,7 +155,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
     Attributes:
         skipped: number of steps that were not made, as a gradient was not finite.
         carried: bytes that this rank has sent, over links or through shared memory, but for the
-            agreements.
+            agreements, and exchanges that ``zero_grad`` or a load has dropped.
         feedback: the residuals, by exchange and span.
     """
 
@@ -222,7 +222,8 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
             span.present = [next(present) for _ in span.slices]
         if not verdict.finite:
             for exchanges in begun or ():
-                exchanges.cancel()
+                self._wait_for(exchanges)
+                exchanges.drop()
             return
         self.steps += 1
         self._finish(self._launched(verdict.factor) if begun is None else begun)
@@ -264,17 +265,21 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
 
     def _finish(self, begun: Iterable[SpanExchanges]) -> None:
         for exchanges in begun:
-            with self._waiting():
-                self.carried += exchanges.wait()
+            self._wait_for(exchanges)
             if not self._takes_part(exchanges.span, exchanges.span.step):  # begun before agreeing
                 exchanges.drop()
             elif not exchanges.apply():
                 self._skip("the step is left out")
 
+    def _wait_for(self, exchanges: SpanExchanges) -> None:
+        with self._waiting():
+            self.carried += exchanges.wait()
+
     # ---- layout and checks ----
 
     def _add(self, new: Sequence[IndexedParameter]) -> None:
-        self._use(self._spans + self._laid_out(new))
+        states = self._rule.states
+        self._use([*self._spans, *lay_out(new, self._threshold, states, self._span_bytes)])
         wanted = [parse(one.compression) for one in self._rule.usual(self.steps + 1)]
         if any(codec.quantises for codec in wanted) and all(one.is_small for one in self._spans):
             warn_caller(
@@ -282,9 +287,6 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
                 f"{self._threshold} bytes: they travel at bf16. Give a lower threshold=, or "
                 "compression='bf16'"
             )
-
-    def _laid_out(self, parameters: Sequence[IndexedParameter]) -> list[Span]:
-        return lay_out(parameters, self._threshold, self._rule.states, self._span_bytes)
 
     def _use(self, spans: list[Span]) -> None:
         self._spans = spans
@@ -333,11 +335,11 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         own = saved.require_method(state_dict, self._method)
         feedback = FeedbackStore()
         feedback.load_state_dict(own["feedback"], self._comm, strict=False)
-        if self._overlap is not None:
-            self._overlap.cancel()
         spans = saved.read_spans(
             own["spans"], self._indexed(), self._rule.states, state_dict["state"]
         )
+        if self._overlap is not None:
+            self._overlap.cancel()
         self._load_common(state_dict, own)
         self._use(spans)
         self._rule.restore(own["rule"])

@@ -30,7 +30,7 @@ from .host_bucket import HostBucket
 _IN_FLIGHT = 2  # most rounds in flight
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class BucketRound:
     """Exchange and update of one bucket in one step.
 
