@@ -24,14 +24,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..config import Config
-from ..errors import BootstrapError, ConfigError, RingcommError
+from ..errors import BootstrapError, RingcommError
 from .handshake_params import Key, Role, Terms, job_hash
 from .hub import Hub
 from .hub_client import open_member
 from .join_failure import FAILED_HEADLINE, MAX_ROWS, NEVER_CAME, Lost, Row, join_error
 from .launch import Identity
 from .loop import LOOK_EVERY, Loop
-from .meeting import PortsInUseError, open_listeners
+from .meeting import open_listeners, ports_in_use
 from .records import MAX_BYTES, Record, pack
 from .rivals import find_rival
 from .secret import Secret
@@ -87,13 +87,9 @@ def open_tcp(
 def _open_hub(
     identity: Identity, config: Config, secret: Secret | None, key: Key, terms: Terms
 ) -> Hub:
-    try:
-        listeners, taken = open_listeners(identity, config, secret)
-    except PortsInUseError as error:
-        rival = find_rival(error.targets, key, terms)
-        if rival is None:
-            raise ConfigError(str(error)) from None
-        raise rival from None
+    listeners, taken = open_listeners(identity, config, secret)
+    if not listeners:
+        raise find_rival(taken, key, terms) or ports_in_use(identity)
     return Hub(listeners, key, terms, taken, config.peer_timeout)
 
 

@@ -161,17 +161,23 @@ def sysctl_advice(interfaces: Sequence[Interface]) -> list[str]:
     The kernel answers ARP for any of its addresses on any port, so without them both ports'
     traffic arrives on one. Empty if no two ports share a subnet or all is set.
     """
-    lines = []
-    for interface in interfaces:
-        if interface.loopback or not shared_subnet(interface, interfaces):
-            continue
-        if _sysctl("arp_ignore", interface.name) < 1:
-            lines.append(f"net.ipv4.conf.{interface.name}.arp_ignore=1")
-        if _sysctl("arp_announce", interface.name) < 2:
-            lines.append(f"net.ipv4.conf.{interface.name}.arp_announce=2")
-        if _sysctl("rp_filter", interface.name) == 1:
-            lines.append(f"net.ipv4.conf.{interface.name}.rp_filter=2")
+    lines = [
+        line
+        for interface in interfaces
+        if not interface.loopback and shared_subnet(interface, interfaces)
+        for line in _missing(interface.name)
+    ]
     return list(dict.fromkeys(lines))
+
+
+def _missing(name: str) -> list[str]:
+    """Returns the sysctl lines that keep a port's traffic on it, without those in force."""
+    wanted = {
+        "arp_ignore=1": _sysctl("arp_ignore", name) >= 1,
+        "arp_announce=2": _sysctl("arp_announce", name) >= 2,
+        "rp_filter=2": _sysctl("rp_filter", name) != 1,
+    }
+    return [f"net.ipv4.conf.{name}.{line}" for line, holds in wanted.items() if not holds]
 
 
 def device_binding_works(interface: Interface, others: Sequence[Interface]) -> bool:
@@ -182,13 +188,7 @@ def device_binding_works(interface: Interface, others: Sequence[Interface]) -> b
     arrives on the wrong port finds no socket, and the kernel resets the connection. A strict
     rp_filter drops packets that arrive on a port that the routing table would not answer by.
     """
-    if not shared_subnet(interface, others):
-        return True
-    return (
-        _sysctl("arp_ignore", interface.name) >= 1
-        and _sysctl("arp_announce", interface.name) >= 2
-        and _sysctl("rp_filter", interface.name) != 1
-    )
+    return not shared_subnet(interface, others) or not _missing(interface.name)
 
 
 def needs_link_local(interface: Interface, others: Sequence[Interface]) -> bool:
