@@ -25,7 +25,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from .handshake import Server
+from .handshake import Server, Talk
 from .handshake_params import Outcome, RefusedError, Terms
 from .loop import READ, Loop
 from .pending_connections import Places
@@ -189,7 +189,6 @@ class Acceptor:
         self._greeted.remove(pending)
         self._loop.forget(pending.sock)
         pending.timer.cancel()
-        pending.over = True
 
 
 class _Pending:
@@ -201,46 +200,24 @@ class _Pending:
         self.address = address
         self.server = owner._new_server(sock)
         self.since = time.monotonic()
-        self.over = False
         self._greeted = False
-        self._data = b""
+        self._talk = Talk(sock, self.server)
         self.timer = owner._loop.call_at(self.since + CROWDED_PATIENCE, self._expire_if_crowded)
         owner._loop.watch(sock, READ, self.read)
 
     def read(self) -> None:
-        """Feeds the received bytes to the handshake, up to its end."""
+        """Goes on with the handshake, up to its end."""
         try:
-            while not self.over and not self.server.done:
-                self._advance(self._receive())
-        except BlockingIOError:
-            return
+            self._talk.go_on()
         except RefusedError as refusal:
             self._owner._turn_away(self, refusal)
-        except OSError:
-            self._owner._turn_away(self, self.server.closed())
-        else:
-            if self.server.done:
-                self._owner._release(self)
-                assert self.server.claimed is not None
-                self._owner._welcome(self.sock, self.server.claimed)
-
-    def _receive(self) -> bytes:
-        """Returns all bytes of the next message. Raises BlockingIOError until they have arrived."""
-        while len(self._data) < self.server.want:
-            part = self.sock.recv(self.server.want - len(self._data))
-            if not part:
-                raise self.server.closed()
-            self._data += part
-        data, self._data = self._data, b""
-        return data
-
-    def _advance(self, data: bytes) -> None:
-        answer = self.server.feed(data)
-        # The socket's buffer is empty, so a short write means that the peer is gone.
-        if answer and self.sock.send(answer) != len(answer):
-            raise self.server.closed()
+            return
         if self.server.refusal is not None:
             self._owner._turn_away(self, self.server.refusal)
+        elif self.server.done:
+            self._owner._release(self)
+            assert self.server.claimed is not None
+            self._owner._welcome(self.sock, self.server.claimed)
         elif self.server.greeted and not self._greeted:
             self._greeted = True
             self._expire_in(PATIENCE, self._expire)

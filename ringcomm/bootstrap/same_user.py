@@ -16,7 +16,7 @@ import socket
 from collections.abc import Callable
 
 from . import netlink
-from .handshake_params import Key, Outcome, RefusedError, other_user
+from .handshake_params import Key, Outcome, RefusedError, closed, other_user
 from .system import OUT_OF_RESOURCES, describe
 
 _ESTABLISHED = 1
@@ -34,7 +34,7 @@ def refusal(sock: socket.socket) -> RefusedError | None:
         here, there = sock.getsockname()[:2], sock.getpeername()[:2]
         ours = os.fstat(sock.fileno()).st_uid
     except OSError:
-        return _gone()
+        return closed()
     try:
         found = netlink.tcp_socket(local=there, remote=here)
     except OSError as error:
@@ -43,7 +43,7 @@ def refusal(sock: socket.socket) -> RefusedError | None:
         return other_user("this system does not tell whose process is at the other end")
     # A socket that no process holds has no inode, and its user number means nothing.
     if found is None or found.state != _ESTABLISHED or not found.inode:
-        return _gone()
+        return closed()
     if found.uid != ours:
         return other_user(f"the other end belongs to user {found.uid}, not to user {ours}")
     # This number stands for all users whom this user namespace does not know.
@@ -53,10 +53,6 @@ def refusal(sock: socket.socket) -> RefusedError | None:
             "whom it has no number for (unshare --map-current-user gives one)"
         )
     return None
-
-
-def _gone() -> RefusedError:
-    return RefusedError("closed by the other end", outcome=Outcome.CLOSED)
 
 
 def _knows_everyone() -> bool:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from bringup_world import identity, join_world, meshes, run_ranks
+from bringup_world import identity, join_world, meshes, run, run_ranks
 from patience import PATIENCE, PROMPT, until
 
 from ringcomm.bootstrap import acceptor as acceptor_module
@@ -26,7 +26,7 @@ from ringcomm.bootstrap.acceptor import (
     Acceptor,
 )
 from ringcomm.bootstrap.dialer import Dial, Target
-from ringcomm.bootstrap.handshake import Client, Server, run
+from ringcomm.bootstrap.handshake import Client, Server
 from ringcomm.bootstrap.handshake_params import Key, RefusedError, Role, Terms, job_hash
 from ringcomm.bootstrap.loop import Loop
 from ringcomm.bootstrap.rendezvous import open_tcp
