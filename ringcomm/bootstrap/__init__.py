@@ -5,7 +5,7 @@ For others:
     join                  what ringcomm.init, split and a torch process group call: arguments in,
                           mesh out
     mesh                  Mesh, the result; join(), which also membership calls for its rounds
-    launch, launchers     rank, world size and meeting point of this process
+    launch                rank, world size and meeting point of this process
     interfaces, secret    the network ports of this host; the job's secret
     system                typed_errors, for callers of all of these
 

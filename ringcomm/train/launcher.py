@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from ..bootstrap.launchers import Launched, detect
+from ..bootstrap.launch import Identity, detect
 from ..errors import ConfigError
 
 
@@ -44,7 +44,7 @@ def let_idle_threads_sleep() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def _launched() -> Launched | None:
+def _launched() -> Identity | None:
     try:
         return detect(os.environ)
     except ConfigError:
