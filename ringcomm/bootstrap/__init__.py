@@ -21,7 +21,7 @@ Inside:
     loop, acceptor,       non-blocking sockets under way (pending_connections)
     dialer
     records, strangers    messages to other ranks, to the log
-    join_failure, rivals, why the ranks could not be joined, or a port stays unused
+    join_failure,         why the ranks could not be joined, or a port stays unused
     port_warnings
 
 Standard library only; nothing of the C core and nothing above it is imported from here.

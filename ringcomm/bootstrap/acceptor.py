@@ -46,7 +46,7 @@ _DRAIN_BYTES = 352  # with a handshake's 160, at most 512 bytes are read from an
 
 NewServer = Callable[[socket.socket], Server]
 Welcome = Callable[[socket.socket, Terms], None]
-TurnedAway = Callable[[str, RefusedError, Terms | None], None]
+TurnedAway = Callable[[str, RefusedError, Terms], None]
 
 
 class Acceptor:

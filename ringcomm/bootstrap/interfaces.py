@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from ..errors import ConfigError
 from . import netlink
 from .netlink import Address
+from .system import read_number
 
 _IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40
 _IFA_TENTATIVE, _IFA_DADFAILED, _IFA_DEPRECATED, _IFA_TEMPORARY = 0x40, 0x08, 0x20, 0x01
@@ -125,14 +126,9 @@ def _speed(link: netlink.Link) -> int | None:
     """Returns Mbit/s as the driver reports them; None if it does not, or if /sys is another
     namespace's."""
     base = f"/sys/class/net/{link.name}/"
-    try:
-        with open(base + "ifindex", encoding="ascii") as file:
-            if int(file.read()) != link.index:
-                return None
-        with open(base + "speed", encoding="ascii") as file:
-            speed = int(file.read())
-    except (OSError, ValueError):
+    if read_number(base + "ifindex", 0) != link.index:
         return None
+    speed = read_number(base + "speed", 0)
     return speed if speed > 0 else None
 
 

@@ -65,11 +65,6 @@ class Plan:
     """Lanes that higher ranks will dial."""
     congestion: Sequence[str] = ()
 
-    @property
-    def dials(self) -> list[LaneId]:
-        """The lanes that this rank dials."""
-        return [lane for lane in self.targets if lane not in self.expected]
-
     def dial(
         self,
         loop: Loop,
@@ -153,7 +148,7 @@ class LaneMaker:
         self._acceptor = plan.accept(
             self._loop, Role.LANE, self._admit, self._welcome, self._turned_away
         )
-        self._dials = {lane: self._dial(lane) for lane in plan.dials}
+        self._dials = {lane: self._dial(lane) for lane in plan.targets if lane not in plan.expected}
         self._peers = {lane.peer for lane in plan.targets}
 
     def run(self, deadline: float, alarm: Alarm | None = None) -> None:
@@ -266,7 +261,7 @@ class LaneMaker:
             self.made.pop(lane).close()
         self._keep(lane, sock)
 
-    def _turned_away(self, address: str, refusal: RefusedError, claimed: Terms | None) -> None:
-        if claimed is not None and self.plan.rank < claimed.client_rank < self.plan.world_size:
+    def _turned_away(self, address: str, refusal: RefusedError, claimed: Terms) -> None:
+        if self.plan.rank < claimed.client_rank < self.plan.world_size:
             peer, text = claimed.client_rank, refusal.outcome.text
             self._claims[peer] = Row(peer, self.plan.rank, address, text, str(refusal))

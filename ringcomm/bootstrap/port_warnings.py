@@ -57,14 +57,11 @@ def _unpaired(
     """Describes rank's ports that have no rail to the other host."""
     host = _name(offered, rank)
     return [
-        f"rail {numbered[rank][index]} ({port.name} {_networks(port)} of host {host})"
+        f"rail {numbered[rank][index]} ({port.name} "
+        f"{', '.join(str(end.address.network) for end in port.endpoints)} of host {host})"
         for index, port in enumerate(offered.ports[rank])
         if index not in paired
     ]
-
-
-def _networks(port: Port) -> str:
-    return ", ".join(str(endpoint.address.network) for endpoint in port.endpoints)
 
 
 def _lacks(host: str, ports: Sequence[str]) -> list[str]:

@@ -26,14 +26,13 @@ from typing import Any, Protocol
 from ..config import Config
 from ..errors import BootstrapError, RingcommError
 from .handshake_params import Key, Role, Terms, job_hash
-from .hub import Hub
+from .hub import Hub, find_rival
 from .hub_client import open_member
 from .join_failure import FAILED_HEADLINE, MAX_ROWS, NEVER_CAME, Lost, Row, join_error
 from .launch import Identity
 from .loop import LOOK_EVERY, Loop
 from .meeting import open_listeners, ports_in_use
 from .records import MAX_BYTES, Record, pack
-from .rivals import find_rival
 from .secret import Secret
 
 _WAIT_SLICE, _LONGEST_PAUSE = 0.25, 0.02  # seconds
@@ -51,7 +50,6 @@ class Exchange(Protocol):
 
         deadline is a time.monotonic(). Raises BootstrapError naming the ranks that are missing.
         """
-        ...
 
     def alarm(self, loop: Loop, ring: Callable[[], None], lost: Lost) -> None:
         """Arranges that ring() is called in this loop as soon as the next allgather is known to
@@ -60,11 +58,9 @@ class Exchange(Protocol):
         lost returns the ranks that seem to have left, for carriers that cannot see it themselves.
         Later allgathers ask it, too, and end with an error if it names ranks.
         """
-        ...
 
     def close(self) -> None:
         """Releases the exchange's resources without waiting for another rank."""
-        ...
 
 
 def open_tcp(
@@ -116,10 +112,6 @@ class ExitWatch:
         self._since = {row.rank: self._since.get(row.rank, now) for row in rows}
         return [row for row in rows if now - self._since[row.rank] >= EXIT_GRACE]
 
-    def watch(self, loop: Loop, ring: Callable[[], None]) -> None:
-        """Calls ring() in this loop while any rank has left."""
-        loop.repeat(LOOK_EVERY, lambda: ring() if self.rows() else None)
-
 
 class StoreExchange:
     """Exchange over an object with torch.distributed.Store's ``set``, ``get`` and ``wait``.
@@ -160,13 +152,11 @@ class StoreExchange:
 
     def alarm(self, loop: Loop, ring: Callable[[], None], lost: Lost) -> None:
         """Rings once a rank seems to have left, by its lanes or by another rank's word."""
-        self._exits = ExitWatch(lost)
-        self._exits.watch(loop, ring)
-        if hasattr(self._store, "check"):
-            loop.repeat(LOOK_EVERY, lambda: ring() if self._others_say() else None)
+        self._exits = exits = ExitWatch(lost)
+        loop.repeat(LOOK_EVERY, lambda: ring() if exits.rows() or self._others_say() else None)
 
     def _others_say(self) -> bool:
-        return bool(self._call("check", [self._left_key]))
+        return hasattr(self._store, "check") and bool(self._call("check", [self._left_key]))
 
     @property
     def _left_key(self) -> str:
@@ -180,7 +170,7 @@ class StoreExchange:
         if rows:
             fields = [row.to_fields() for row in rows[:MAX_ROWS]]
             self._call("set", self._left_key, pack({"rows": fields}))
-        elif hasattr(self._store, "check") and self._others_say():
+        elif self._others_say():
             record = Record.unpack("the store", bytes(self._call("get", self._left_key)))
             rows = [Row.from_record(r, self._world) for r in record.records("rows", MAX_ROWS)]
         if rows:
@@ -268,7 +258,7 @@ class GatherExchange:
         self._rounds_left = rounds
         self._patience = patience
         self._failed = failed
-        self.exits: ExitWatch | None = None
+        self.exits = ExitWatch(list)  # nobody has left
 
     def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
         """Gathers the lengths of the blobs, then the blobs padded to the longest; see Exchange."""
@@ -285,9 +275,8 @@ class GatherExchange:
 
     def alarm(self, loop: Loop, ring: Callable[[], None], lost: Lost) -> None:
         """Rings once gather is known to fail, or a rank's lanes show that it has left."""
-        self.exits = ExitWatch(lost)
-        self.exits.watch(loop, ring)
-        loop.repeat(LOOK_EVERY, lambda: ring() if self._failed() else None)
+        self.exits = exits = ExitWatch(lost)
+        loop.repeat(LOOK_EVERY, lambda: ring() if exits.rows() or self._failed() else None)
 
     def close(self) -> None:
         """Makes the remaining rounds and ignores their results and errors."""
@@ -311,7 +300,7 @@ def mpi_exchange(comm: Any) -> GatherExchange:
         request = comm.Iallgather(mine, everyone)
         pause = 0.0
         while not request.Test():
-            rows = exchange.exits.rows() if exchange.exits is not None else []
+            rows = exchange.exits.rows()
             if rows or time.monotonic() >= give_up:
                 # Keeps the buffers: MPI may still write there, as no collective can be cancelled.
                 _abandoned.append((request, mine, everyone))

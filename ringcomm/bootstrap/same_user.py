@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from . import netlink
 from .handshake_params import Key, Outcome, RefusedError, closed, other_user
-from .system import OUT_OF_RESOURCES, describe
+from .system import OUT_OF_RESOURCES, describe, read_number
 
 _ESTABLISHED = 1
 
@@ -47,7 +47,7 @@ def refusal(sock: socket.socket) -> RefusedError | None:
     if found.uid != ours:
         return other_user(f"the other end belongs to user {found.uid}, not to user {ours}")
     # This number stands for all users whom this user namespace does not know.
-    if found.uid == _read_number("/proc/sys/kernel/overflowuid", 65534) and not _knows_everyone():
+    if found.uid == read_number("/proc/sys/kernel/overflowuid", 65534) and not _knows_everyone():
         return other_user(
             f"both ends belong to user {ours}, which in this user namespace stands for everyone "
             "whom it has no number for (unshare --map-current-user gives one)"
@@ -61,11 +61,3 @@ def _knows_everyone() -> bool:
             return file.read().split() == ["0", "0", "4294967295"]
     except OSError:
         return False
-
-
-def _read_number(path: str, default: int) -> int:
-    try:
-        with open(path, encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return default

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from . import netlink
 from .interfaces import Interface
 from .netlink import Address
+from .system import read_number
 
 BACKLOG = 1024  # capped by net.core.somaxconn
 _LAST_ACK = 56  # tcp_info's tcpi_last_ack_recv, milliseconds
@@ -211,11 +212,5 @@ def keep_on_port(sock: socket.socket, interface: Interface, others: Sequence[Int
 
 def _sysctl(setting: str, name: str) -> int:
     """Returns the value in force: the larger of the interface's and that of "all"."""
-    values = [0]
-    for where in (name, "all"):
-        with (
-            contextlib.suppress(OSError, ValueError),
-            open(f"/proc/sys/net/ipv4/conf/{where}/{setting}", encoding="ascii") as file,
-        ):
-            values.append(int(file.read()))
-    return max(values)
+    base = "/proc/sys/net/ipv4/conf"
+    return max(0, *(read_number(f"{base}/{where}/{setting}", 0) for where in (name, "all")))
