@@ -25,10 +25,11 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from .handshake import Server, Talk
-from .handshake_params import Outcome, RefusedError, Terms
+from .handshake import Admit, Server, Talk
+from .handshake_params import Key, Outcome, RefusedError, Terms
 from .loop import READ, Loop
 from .pending_connections import Places
+from .same_user import vetting
 from .strangers import LOG
 from .system import OUT_OF_RESOURCES, describe
 
@@ -44,7 +45,6 @@ _FULL_PAUSE, _ERROR_PAUSE = 0.01, 0.1
 _ACCEPT_BATCH = 64
 _DRAIN_BYTES = 352  # with a handshake's 160, at most 512 bytes are read from anyone
 
-NewServer = Callable[[socket.socket], Server]
 Welcome = Callable[[socket.socket, Terms], None]
 TurnedAway = Callable[[str, RefusedError, Terms], None]
 
@@ -55,7 +55,7 @@ class Acceptor:
     Args:
         loop: where its sockets are watched.
         listeners: listening, non-blocking.
-        new_server: makes the handshake of one connection.
+        key, terms, admit: as the handshake's Server takes them.
         welcome: takes each authenticated socket and what its peer proved to be.
         turned_away: called with the address, the reason and the claims of each connection that
             was refused after a well-formed HELLO.
@@ -69,13 +69,15 @@ class Acceptor:
         self,
         loop: Loop,
         listeners: Sequence[socket.socket],
-        new_server: NewServer,
+        key: Key,
+        terms: Terms,
+        admit: Admit,
         welcome: Welcome,
         turned_away: TurnedAway | None = None,
     ) -> None:
         self._loop = loop
         self._listeners = list(listeners)
-        self._new_server = new_server
+        self._key, self._terms, self._admit = key, terms, admit
         self._welcome = welcome
         self._turned_away = turned_away
         self._new: Places[_Pending] = Places(MAX_NEW, NEW_PER_ADDRESS)
@@ -198,7 +200,8 @@ class _Pending:
         self._owner = owner
         self.sock = sock
         self.address = address
-        self.server = owner._new_server(sock)
+        key = owner._key
+        self.server = Server(key, owner._terms, owner._admit, vetting(key, sock))
         self.since = time.monotonic()
         self._greeted = False
         self._talk = Talk(sock, self.server)

@@ -22,9 +22,10 @@ import time
 from collections.abc import Callable
 
 from .handshake import Client, Talk
-from .handshake_params import Outcome, RefusedError
+from .handshake_params import Key, Outcome, RefusedError, Terms
 from .join_failure import MUTE, NO_ANSWER, REFUSED
 from .loop import READ, WRITE, Loop, Timer
+from .same_user import vetting
 from .sockets import bind_to_device, family, keep_alive, place
 from .system import describe
 
@@ -70,7 +71,7 @@ class Dial:
     Args:
         loop: where its socket is watched.
         target: the address.
-        new_client: makes the handshake of one try, given its socket; None: to be connected is all.
+        key, terms: what the handshake proves and asks for; no terms: to be connected is all.
         connected: takes the authenticated socket, once.
         refused: called with each RefusedError; may call stop().
 
@@ -84,7 +85,8 @@ class Dial:
         self,
         loop: Loop,
         target: Target,
-        new_client: Callable[[socket.socket], Client] | None,
+        key: Key,
+        terms: Terms | None,
         connected: Callable[[Dial, socket.socket], None],
         refused: Callable[[Dial, RefusedError], None] | None = None,
         start_at: float = 0.0,
@@ -96,7 +98,7 @@ class Dial:
         self.state = NO_ANSWER
         self.detail = ""
         self._loop = loop
-        self._new_client = new_client
+        self._key, self._terms = key, terms
         self._connected = connected
         self._refused = refused
         self._tries = 0
@@ -165,11 +167,11 @@ class Dial:
             self._connect_failed(code)
             return
         self._refused_since = math.inf
-        if self._new_client is None:
+        if self._terms is None:
             self._finish()
             return
         self.shaking = True
-        client = self._new_client(self._sock)
+        client = Client(self._key, self._terms, vetting(self._key, self._sock))
         talk = Talk(self._sock, client)
         self._timer.cancel()
         if self.target.keeps_port:

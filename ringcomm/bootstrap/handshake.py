@@ -39,7 +39,6 @@ from .handshake_params import (
     closed,
     duplicate,
     key_differs,
-    no_proof,
     other_user,
     term_differs,
     unexpected,
@@ -63,6 +62,8 @@ _NO_PROOF_CODE = 253
 _UNEXPECTED_CODE = 254
 _DUPLICATE_CODE = 255
 
+Admit = Callable[[Terms], RefusedError | None]
+"""Judges a client's proven terms: None, or the error to end with (unexpected() or duplicate())."""
 Vet = Callable[[], RefusedError | None]
 """Returns why the process at the other end is refused, whatever it proves; or None."""
 
@@ -174,8 +175,7 @@ class Server:
     Args:
         key: our key.
         terms: the terms to accept; the client chooses client_rank, rail and lane.
-        admit: called with the client's proven terms; returns None, or the RefusedError to end with
-            (from unexpected() or duplicate()).
+        admit: called with the client's proven terms.
         vet: called once the client has sent its HELLO.
 
     After the last feed() ``done`` is True, or ``refusal`` is the reason.
@@ -185,7 +185,7 @@ class Server:
         self,
         key: Key,
         terms: Terms,
-        admit: Callable[[Terms], RefusedError | None] | None = None,
+        admit: Admit | None = None,
         vet: Vet | None = None,
     ) -> None:
         self._vet = vet
@@ -259,7 +259,9 @@ class Server:
         expected = self._key.sign(b"client", self._hello, self._challenge)
         if not hmac.compare_digest(proof, expected):
             self.want = 0
-            self.refusal = no_proof(self._key)
+            self.refusal = RefusedError(
+                f"no valid proof of {self._key.name}", outcome=Outcome.AUTHENTICATION_FAILED
+            )
             return _VERDICT.pack(_NO_PROOF_CODE, 0, bytes(_PROOF_BYTES))
         assert self.claimed is not None
         code, value = self._judge(self.claimed)

@@ -168,11 +168,6 @@ def closed() -> RefusedError:
     return RefusedError("closed by the other end", outcome=Outcome.CLOSED)
 
 
-def no_proof(key: Key) -> RefusedError:
-    """Makes the error for a wrong proof of the client."""
-    return RefusedError(f"no valid proof of {key.name}", outcome=Outcome.AUTHENTICATION_FAILED)
-
-
 def other_user(why: str) -> RefusedError:
     """Makes the error for a process that, without a secret, is not known to be this user's."""
     return RefusedError(

@@ -16,6 +16,7 @@ rank 0 asks there (_RivalSearch), which delays it only if it cannot listen anywh
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import socket
 import struct
@@ -25,7 +26,6 @@ from collections.abc import Callable, Sequence
 from ..errors import BootstrapError
 from .acceptor import Acceptor
 from .dialer import Dial, Target
-from .handshake import Client, Server
 from .handshake_params import Key, Outcome, RefusedError, Terms, duplicate, unexpected
 from .join_failure import (
     FAILED_HEADLINE,
@@ -39,7 +39,6 @@ from .join_failure import (
 )
 from .loop import READ, WRITE, Loop
 from .records import MAX_BYTES, join_blobs, pack
-from .same_user import vetting
 from .sockets import end_when_silent, peer_of, show, tune
 
 HEADER = struct.Struct("<BxHII")
@@ -69,7 +68,6 @@ class Hub:
         taken: Sequence[Target] = (),
         peer_timeout: float = 10.0,
     ) -> None:
-        self._terms = terms
         self._peer_timeout = peer_timeout
         self._world = terms.world_size
         self._members: dict[int, _Member] = {}
@@ -83,7 +81,9 @@ class Hub:
         self._acceptor: Acceptor | None = Acceptor(
             self._loop,
             listeners,
-            lambda sock: Server(key, terms, self._admit, vetting(key, sock)),
+            key,
+            terms,
+            self._admit,
             self._welcome,
             self._turned_away,
         )
@@ -205,13 +205,12 @@ class Hub:
             self._close_acceptor()
 
     def _turned_away(self, address: str, refusal: RefusedError, claimed: Terms) -> None:
-        if claimed.client_rank < self._world:
-            rank, text, why = claimed.client_rank, refusal.outcome.text, str(refusal)
-            if rank == 0:
-                if not refusal.proven:
-                    return
-                why = "another process of this job says that it is rank 0, as this one does"
-            self._claims[rank] = Row(rank, -1, address, text, why)
+        rank, why = claimed.client_rank, str(refusal)
+        if rank >= self._world or (rank == 0 and not refusal.proven):
+            return
+        if rank == 0:
+            why = "another process of this job says that it is rank 0, as this one does"
+        self._claims[rank] = Row(rank, -1, address, refusal.outcome.text, why)
 
     def _close_acceptor(self) -> None:
         if self._acceptor is not None:
@@ -303,7 +302,8 @@ class _RivalSearch:
             Dial(
                 loop,
                 target,
-                lambda sock: Client(key, claim, vetting(key, sock)),
+                key,
+                claim,
                 lambda _dial, sock: sock.close(),  # no hub lets rank 0 in
                 self._refused,
             )
@@ -324,11 +324,10 @@ class _RivalSearch:
 
 def find_rival(targets: Sequence[Target], key: Key, terms: Terms) -> JoinError | None:
     """Returns the error to raise if another rank 0 of this job listens at one of the targets."""
-    loop = Loop()
-    search = _RivalSearch(loop, key, terms, targets)
-    try:
-        loop.run(lambda: search.found is not None, time.monotonic() + _RIVAL_PATIENCE)
-    finally:
-        search.stop()
-        loop.close()
+    with contextlib.closing(Loop()) as loop:
+        search = _RivalSearch(loop, key, terms, targets)
+        try:
+            loop.run(lambda: search.found is not None, time.monotonic() + _RIVAL_PATIENCE)
+        finally:
+            search.stop()
     return None if search.found is None else join_error(_RIVAL_HEADLINE, [search.found])

@@ -17,12 +17,10 @@ from typing import NamedTuple
 
 from .acceptor import Acceptor, TurnedAway
 from .dialer import Dial, Target
-from .handshake import Client, Server
 from .handshake_params import Key, RefusedError, Role, Terms, duplicate, unexpected
 from .join_failure import CONNECTED, LEFT, NO_ANSWER, NOT_SEEN, REFUSED, Row
 from .loop import Loop
 from .probe import PROBE_LANE
-from .same_user import vetting
 from .sockets import has_hung_up, keep_alive, show, silence, tune
 
 Alarm = Callable[[Loop, Callable[[], None]], None]
@@ -93,13 +91,14 @@ class Plan:
         return Dial(
             loop,
             dataclasses.replace(target, source=source or target.source),
-            lambda sock: Client(self.key, terms, vetting(self.key, sock)),
+            self.key,
+            terms,
             lambda _dial, sock: connected(sock),
         )
 
     def knock(self, loop: Loop, lane: LaneId) -> Dial:
         """Finds out whether a lane's peer still listens: Dial.refused_for tells."""
-        return Dial(loop, self.targets[lane], None, lambda _dial, sock: sock.close())
+        return Dial(loop, self.targets[lane], self.key, None, lambda _dial, sock: sock.close())
 
     def accept(
         self,
@@ -124,7 +123,9 @@ class Plan:
         return Acceptor(
             loop,
             self.listeners,
-            lambda sock: Server(self.key, terms, judge, vetting(self.key, sock)),
+            self.key,
+            terms,
+            judge,
             lambda sock, claimed: welcome(_lane_of(claimed), sock),
             turned_away,
         )
@@ -149,7 +150,6 @@ class LaneMaker:
             self._loop, Role.LANE, self._admit, self._welcome, self._turned_away
         )
         self._dials = {lane: self._dial(lane) for lane in plan.targets if lane not in plan.expected}
-        self._peers = {lane.peer for lane in plan.targets}
 
     def run(self, deadline: float, alarm: Alarm | None = None) -> None:
         """Makes as many lanes as possible until the deadline, or until the alarm rings."""
@@ -233,7 +233,7 @@ class LaneMaker:
         if self._in_vain or len(self.made) == len(self.plan.targets):
             return True
         is_stuck = time.monotonic() - self._progress >= RAIL_GRACE
-        return is_stuck and {lane.peer for lane in self.made} == self._peers
+        return is_stuck and {i.peer for i in self.made} == {i.peer for i in self.plan.targets}
 
     def _give_up(self) -> None:
         self._in_vain = True
