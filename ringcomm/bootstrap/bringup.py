@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from . import commit, netlink, port_warnings, probe
 from .dialer import Target
 from .handshake_params import Key, job_hash
-from .interfaces import Interface, addresses_by_name, choose, is_loopback
+from .interfaces import Interface, choose, is_loopback, list_interfaces
 from .keeper import Keeping
 from .lanes import LaneId, LaneMaker, Plan
 from .launch import Identity
@@ -68,6 +68,9 @@ class Bringup:
         self._hosts = [greeting.host for greeting in greetings]
         self._machines = [greeting.machine_key for greeting in greetings]
         self._host_numbers = [sorted(set(keys), key=keys.index).index(key) for key in keys]
+        self._single_host = len(set(keys)) == 1
+        # The first rank of each host alone logs facts about the host.
+        self._logs_for_host = keys.index(keys[self._rank]) == self._rank
         self._interfaces: list[Interface] = []
         self._listeners: list[socket.socket] = []
         self._watch: list[int] = []  # as in the mesh, and so is _shared
@@ -136,15 +139,6 @@ class Bringup:
 
     # -- round 2 --
 
-    @property
-    def _single_host(self) -> bool:
-        return len(set(self._host_numbers)) == 1
-
-    @property
-    def _logs_for_host(self) -> bool:
-        """True on the first rank of each host, which alone logs facts about the host."""
-        return self._host_numbers.index(self._host_numbers[self._rank]) == self._rank
-
     def _offer(self, deadline: float) -> Offer:
         """Chooses the ports and listens on them. Raises ConfigError."""
         chosen = choose(self._config.interfaces, self._single_host)
@@ -187,8 +181,12 @@ class Bringup:
                 raise ConfigError(
                     f"cannot listen on {address.ip} ({interface.name}): {describe(error)}"
                 ) from None
-        speed = interface.mbit_per_s or 0
-        return Port(interface.name, speed, tuple(endpoints), self._listen_on_link(interface))
+        return Port(
+            interface.name,
+            interface.mbit_per_s or 0,
+            tuple(endpoints),
+            self._listen_on_link(interface),
+        )
 
     def _listen_on_link(self, interface: Interface) -> Endpoint | None:
         """Listens on the port's link-local address, if there is one and only it keeps the port's
@@ -351,7 +349,10 @@ class Bringup:
                 if not is_made:
                     self._warn_left_out(peer, pairing, made)
                 if is_made or self._recovers:
-                    rails.setdefault(pairing.rail, self._rail_info(pairing))
+                    port = self._ports[self._rank][pairing.ours]
+                    address = str(port.endpoints[0].address.ip)
+                    info = RailInfo(pairing.rail, port.name, address, port.mbit_per_s)
+                    rails.setdefault(pairing.rail, info)
         late: list[LaneId] = []
         keeping: list[Keeping] = []
         if self._recovers:
@@ -391,9 +392,9 @@ class Bringup:
             keep_on_port(sock, self._interfaces[self._pairing(lane).ours], self._interfaces)
 
     def _addresses_now(self, lanes: Collection[LaneId]) -> dict[LaneId, str]:
-        present: dict[str, list[Address]] = {}
+        present: dict[str, Sequence[Address]] = {}
         with contextlib.suppress(OSError):
-            present = addresses_by_name() if lanes else {}
+            present = {i.name: i.addresses for i in list_interfaces()} if lanes else {}
         return {lane: self._address_now(lane, present) for lane in lanes}
 
     def _address_now(self, lane: LaneId, present: Mapping[str, Sequence[Address]]) -> str:
@@ -412,11 +413,6 @@ class Bringup:
                 if there.ip in address.network or not is_near:
                     return str(address.ip)
         return str(here.ip)
-
-    def _rail_info(self, pairing: Pairing) -> RailInfo:
-        port = self._ports[self._rank][pairing.ours]
-        address = str(port.endpoints[0].address.ip)
-        return RailInfo(pairing.rail, port.name, address, port.mbit_per_s)
 
     def _lane_socket(
         self, lane: LaneId, sock: socket.socket | None, made: Sequence[commit.Made]

@@ -100,6 +100,7 @@ def _mpi_identity(mpi: Any) -> Identity:
     return Identity(rank, world_size, launcher="mpi4py", job="mpi4py")
 
 
+@typed_errors()
 def regroup(
     parent: Joined,
     members: Sequence[int],
@@ -124,8 +125,7 @@ def regroup(
     job = f"{parent.job}/{number}:{','.join(map(str, members))}"
     rank = list(members).index(parent.mesh.rank)
     identity = Identity(rank, len(members), launcher="split", job=job)
-    with typed_errors():
-        joined = mesh.join(identity, config, parent.secret, exchange, epoch)
+    joined = mesh.join(identity, config, parent.secret, exchange, epoch)
     busy = max(joined.ranks_on_machine, parent.mesh.ranks_on_machine)  # counts other groups, too
     joined = dataclasses.replace(joined, ranks_on_machine=busy)
     return Joined(joined, config, parent.secret, job, epoch)

@@ -208,20 +208,17 @@ class LaneKeeper:
         except Exception:  # as where the program has closed its descriptors
             _log.exception("lost lanes are not made anew any more")
         finally:
-            self._end()
-
-    def _end(self) -> None:
-        _live.discard(self)
-        self._loop.disown_closed()
-        for dial in self._dials.values():
-            dial.stop()
-        for meeting in list(self._meetings.values()):
-            meeting.end()
-        self._moved_ports.close()
-        self._acceptor.close()
-        self._status.close()
-        self._loop.close()
-        self._woken.close()
+            _live.discard(self)
+            self._loop.disown_closed()
+            for dial in self._dials.values():
+                dial.stop()
+            for meeting in list(self._meetings.values()):
+                meeting.end()
+            self._moved_ports.close()
+            self._acceptor.close()
+            self._status.close()
+            self._loop.close()
+            self._woken.close()
 
     def _report(self) -> dict[str, Any]:
         return {

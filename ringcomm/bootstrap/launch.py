@@ -17,7 +17,7 @@ import hashlib
 import os
 import re
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..errors import ConfigError
 
@@ -241,18 +241,10 @@ def _torchrun(env: Env) -> Identity | None:
 
 
 def _open_mpi(env: Env) -> Identity | None:
-    pair = _pair(env, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
-    if pair is None:
-        return None
     # 5.x and late 4.x name the job in PMIX_NAMESPACE, older ones in an MCA variable.
     job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid", "")
-    launched = Identity(
-        *pair,
-        local_rank=integer(env, "OMPI_COMM_WORLD_LOCAL_RANK"),
-        local_world_size=integer(env, "OMPI_COMM_WORLD_LOCAL_SIZE"),
-        launcher="mpirun",
-    )
-    return _named(launched, job)
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    return _mpi(env, "mpirun", [f"OMPI_COMM_WORLD_{name}" for name in names], job)
 
 
 def _hydra(env: Env) -> Identity | None:
@@ -261,16 +253,22 @@ def _hydra(env: Env) -> Identity | None:
 
 
 def _pmi(env: Env) -> Identity | None:
-    pair = _pair(env, "PMI_RANK", "PMI_SIZE")
+    names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    return _mpi(env, "mpiexec", names, env.get("PMI_JOBID", ""))
+
+
+def _mpi(env: Env, launcher: str, names: Sequence[str], job: str) -> Identity | None:
+    """Reads the variables with rank, size, local rank and local size. A job without an id that runs
+    on one host is named after the launcher's process, which all its ranks see."""
+    rank, size, local_rank, local_size = names
+    pair = _pair(env, rank, size)
     if pair is None:
         return None
-    launched = Identity(
-        *pair,
-        local_rank=integer(env, "MPI_LOCALRANKID"),
-        local_world_size=integer(env, "MPI_LOCALNRANKS"),
-        launcher="mpiexec",
-    )
-    return _named(launched, env.get("PMI_JOBID", ""))
+    local = integer(env, local_rank), integer(env, local_size)
+    launched = Identity(*pair, *local, launcher=launcher)
+    if not job and launched.one_host:
+        job = _parent_launcher()
+    return dataclasses.replace(launched, job=f"{launcher}:{job}")
 
 
 def _slurm(env: Env) -> Identity | None:
@@ -301,14 +299,6 @@ def first_host(nodelist: str) -> str:
     if match is None:
         raise ConfigError(f"the Slurm node list {nodelist!r} cannot be read: set MASTER_ADDR")
     return re.sub(r"\[([^\]]+)\]", lambda m: re.split("[-,]", m[1])[0], match[1])
-
-
-def _named(launched: Identity, job: str) -> Identity:
-    """Returns launched with the name of its job. A job without an id that runs on one host is
-    named after the launcher's process, which all its ranks see."""
-    if not job and launched.one_host:
-        job = _parent_launcher()
-    return dataclasses.replace(launched, job=f"{launched.launcher}:{job}")
 
 
 def _parent_launcher() -> str:

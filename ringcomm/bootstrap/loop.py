@@ -7,6 +7,7 @@ close() forgets all sockets and closes none.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import itertools
 import os
@@ -35,11 +36,11 @@ def inode(descriptor: int) -> int:
         return 0
 
 
+@dataclasses.dataclass
 class Timer:
     """Callback that runs once at a time; cancel() may be called any number of times."""
 
-    def __init__(self, callback: Callback) -> None:
-        self.callback: Callback | None = callback
+    callback: Callback | None
 
     def cancel(self) -> None:
         """Keeps the callback from running."""

@@ -82,21 +82,18 @@ class TcpSocket:
     """Inode of the socket; 0: no process holds it."""
 
 
-def links() -> list[Link]:
-    """Lists every interface of this network namespace, in the kernel's order."""
-    found = []
+def links() -> Iterator[Link]:
+    """Yields every interface of this network namespace, in the kernel's order."""
     for body in _dump(_RTM_GETLINK, _RTM_NEWLINK):
         _family, _hardware, index, flags, _change = _LINK.unpack_from(body)
         attributes = _attributes(body[_LINK.size :])
         info = _attributes(attributes.get(_IFLA_LINKINFO, b""))
         name, kind = _text(attributes.get(_IFLA_IFNAME)), _text(info.get(_IFLA_INFO_KIND))
-        found.append(Link(index, name, flags, kind))
-    return found
+        yield Link(index, name, flags, kind)
 
 
-def addresses() -> list[LinkAddress]:
-    """Lists every IPv4 and IPv6 address of this network namespace, in the kernel's order."""
-    found = []
+def addresses() -> Iterator[LinkAddress]:
+    """Yields every IPv4 and IPv6 address of this network namespace, in the kernel's order."""
     for body in _dump(_RTM_GETADDR, _RTM_NEWADDR):
         family, prefix, short_flags, _scope, index = _ADDR.unpack_from(body)
         attributes = _attributes(body[_ADDR.size :])
@@ -104,8 +101,7 @@ def addresses() -> list[LinkAddress]:
         packed = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS, b"")
         flags = int.from_bytes(attributes.get(_IFA_FLAGS, b""), sys.byteorder) or short_flags
         if (family, len(packed)) in ((socket.AF_INET, 4), (socket.AF_INET6, 16)):
-            found.append(LinkAddress(index, ipaddress.ip_interface((packed, prefix)), flags))
-    return found
+            yield LinkAddress(index, ipaddress.ip_interface((packed, prefix)), flags)
 
 
 def route(source: IPAddress, destination: IPAddress) -> int | None:

@@ -62,6 +62,7 @@ class Record:
     source: str
     """The rank, for messages: "rank 3"."""
     fields: dict[str, Any]
+    """Not checked: only which there are may be read of it."""
 
     @classmethod
     def unpack(cls, source: str, blob: bytes) -> Record:
@@ -113,16 +114,8 @@ class Record:
         """Returns a field that is itself an object."""
         return Record(self.source, self._get(name, dict))
 
-    def names(self) -> list[str]:
-        """Returns the names of all fields."""
-        return list(self.fields)
-
-    def has(self, name: str) -> bool:
-        """True if the object has a field of this name."""
-        return name in self.fields
-
     def malformed(self, what: str) -> BootstrapError:
-        """Returns the error to raise where fields contradict each other; what: "has ..."."""
+        """Returns the error to raise where this cannot be used; what: "has ..."."""
         return BootstrapError(
             f"what {self.source} sent {what}: is it the same version of ringcomm?"
         )

@@ -35,7 +35,7 @@ from .meeting import open_listeners, ports_in_use
 from .records import MAX_BYTES, Record, pack
 from .secret import Secret
 
-_WAIT_SLICE, _LONGEST_PAUSE = 0.25, 0.02  # seconds
+_WAIT_SLICE, _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 0.0005, 0.02  # seconds
 _LENGTH = struct.Struct("<Q")
 
 EXIT_GRACE = 0.5
@@ -75,14 +75,8 @@ def open_tcp(
     job = job_hash(identity.job)
     key = Key.derive(secret, job, config.insecure)
     terms = Terms(Role.RENDEZVOUS, job, identity.world_size, identity.rank, server_rank=0)
-    if identity.rank == 0:
-        return _open_hub(identity, config, secret, key, terms)
-    return open_member(identity, config, secret, key, terms, deadline)
-
-
-def _open_hub(
-    identity: Identity, config: Config, secret: Secret | None, key: Key, terms: Terms
-) -> Hub:
+    if identity.rank != 0:
+        return open_member(identity, config, secret, key, terms, deadline)
     listeners, taken = open_listeners(identity, config, secret)
     if not listeners:
         raise find_rival(taken, key, terms) or ports_in_use(identity)
@@ -187,40 +181,33 @@ class StoreExchange:
 
     def _wait(self, rank: int, deadline: float) -> bool:
         """Waits for the rank's blob; returns False if it has not come by the deadline."""
-        if hasattr(self._store, "check"):
-            return self._poll(self._key(rank), deadline)
-        return self._block(self._key(rank), deadline)
-
-    def _poll(self, key: str, deadline: float) -> bool:
-        """Waits by check(), since torch logs a warning for each wait() that times out."""
-        pause, look_at = 0.0005, time.monotonic() + LOOK_EVERY
-        while not self._call("check", [key]):
+        pause, look_at = 0.0, time.monotonic() + LOOK_EVERY
+        while not self._has(self._key(rank), pause, deadline):
             now = time.monotonic()
             if now >= deadline:
                 return False
             if now >= look_at:
                 self._raise_if_left()
                 look_at = now + LOOK_EVERY
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause or _FIRST_PAUSE, _LONGEST_PAUSE)
         return True
 
-    def _block(self, key: str, deadline: float) -> bool:
-        """Waits by wait(), in slices short enough for Ctrl-C to be handled."""
-        while True:
-            began = time.monotonic()
-            patience = max(0.001, min(_WAIT_SLICE, deadline - began))
-            try:
-                self._store.wait([key], datetime.timedelta(seconds=patience))
-                return True
-            except Exception as error:
-                now = time.monotonic()
-                # Stores have no common error for a timeout, but a broken one fails at once.
-                if now - began < patience / 2:
-                    raise BootstrapError(f"the store failed in wait(): {error}") from error
-                if now >= deadline:
-                    return False
-                self._raise_if_left()
+    def _has(self, key: str, pause: float, deadline: float) -> bool:
+        """Looks for a key: by check() after a pause, since torch logs a warning for each wait()
+        that times out; else by wait(), in slices short enough for Ctrl-C to be handled."""
+        if hasattr(self._store, "check"):
+            time.sleep(pause)
+            return bool(self._call("check", [key]))
+        began = time.monotonic()
+        patience = max(0.001, min(_WAIT_SLICE, deadline - began))
+        try:
+            self._store.wait([key], datetime.timedelta(seconds=patience))
+        except Exception as error:
+            # Stores have no common error for a timeout, but a broken one fails at once.
+            if time.monotonic() - began < patience / 2:
+                raise BootstrapError(f"the store failed in wait(): {error}") from error
+            return False
+        return True
 
     def _missing(self, first: int, waited: float) -> BootstrapError:
         absent = [first] + [r for r in range(first + 1, self._world) if not self._wait(r, 0.0)]
