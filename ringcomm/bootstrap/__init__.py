@@ -10,7 +10,7 @@ For others:
     system                typed_errors, for callers of all of these
 
 For membership, whose control connections are made of the same parts, also acceptor, dialer,
-handshake, handshake_params, loop, meeting, records, same_user, sockets and join_failure.
+handshake_params, loop, meeting, records, settings_exchange, sockets and join_failure.
 
 Inside:
 
