@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from . import commit, netlink, port_warnings, probe
 from .dialer import Target
 from .handshake_params import Key, job_hash
-from .interfaces import Interface, choose, is_loopback, list_interfaces
+from .interfaces import Interface, addresses_by_name, choose, is_loopback
 from .keeper import Keeping
 from .lanes import LaneId, LaneMaker, Plan
 from .launch import Identity
@@ -392,12 +392,12 @@ class Bringup:
             keep_on_port(sock, self._interfaces[self._pairing(lane).ours], self._interfaces)
 
     def _addresses_now(self, lanes: Collection[LaneId]) -> dict[LaneId, str]:
-        present: dict[str, Sequence[Address]] = {}
+        present: dict[str, list[Address]] = {}
         with contextlib.suppress(OSError):
-            present = {i.name: i.addresses for i in list_interfaces()} if lanes else {}
+            present = addresses_by_name() if lanes else {}
         return {lane: self._address_now(lane, present) for lane in lanes}
 
-    def _address_now(self, lane: LaneId, present: Mapping[str, Sequence[Address]]) -> str:
+    def _address_now(self, lane: LaneId, present: Mapping[str, list[Address]]) -> str:
         """Returns the address of a lane's port here. If the port has lost that which the lane was
         made by: another one in the peer's network; where that was another network, any other."""
         pairing = self._pairing(lane)
@@ -434,7 +434,7 @@ class Bringup:
         return LaneSocket(
             *lane,
             fd,
-            self._speed(lane, pairing) if is_apart or sock is None else 0.0,
+            self._speed(lane, pairing) if is_apart else 0.0,
             self._describe_end(self._rank, pairing.ours, here),
             self._describe_end(lane.peer, pairing.theirs, there),
             self._interfaces[pairing.ours].index if is_apart else 0,

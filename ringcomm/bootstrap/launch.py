@@ -199,16 +199,20 @@ def detect(env: Env) -> Identity | None:
         if found is not None:
             return found
     for one, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
-        if env.get(one):
+        if _is_set(env, one):
             raise ConfigError(f"{one} is set but {other} is not: set both, or neither")
     return None
 
 
+def _is_set(env: Env, name: str) -> bool:
+    return bool(env.get(name, "").strip())
+
+
 def integer(env: Env, name: str) -> int | None:
     """Reads a variable as a number of 0 or more; None if it is not set or empty."""
-    text = env.get(name, "").strip()
-    if not text:
+    if not _is_set(env, name):
         return None
+    text = env[name].strip()
     if not text.isascii() or not text.isdigit() or len(text) > 18:
         raise ConfigError(f"{name}={text!r} is not a whole number of 0 or more: set it to one")
     return int(text)
@@ -225,7 +229,7 @@ def _pair(env: Env, rank: str, size: str) -> tuple[int, int] | None:
 
 
 def _torchrun(env: Env) -> Identity | None:
-    if not (env.get("RANK") and env.get("WORLD_SIZE")):
+    if not (_is_set(env, "RANK") and _is_set(env, "WORLD_SIZE")):
         return None
     pair = _pair(env, "RANK", "WORLD_SIZE")
     assert pair is not None

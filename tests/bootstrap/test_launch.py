@@ -128,6 +128,7 @@ def test_launchers(env: dict[str, str], expected: dict[str, Any]) -> None:
     [
         ({"RANK": "1"}, "WORLD_SIZE is not"),
         ({"WORLD_SIZE": "2"}, "RANK is not"),
+        ({"RANK": " ", "WORLD_SIZE": "2"}, "RANK is not"),
         ({**TORCHRUN, "RANK": "one"}, "RANK='one' is not a whole number"),
         ({**TORCHRUN, "RANK": "-1"}, "RANK='-1' is not"),
         ({**TORCHRUN, "WORLD_SIZE": "9" * 5000}, "not a whole number"),

@@ -36,7 +36,7 @@ from ringcomm.config import Config
 pytestmark = pytest.mark.usefixtures("no_leaked_fds")
 
 JOB = job_hash("job")
-KEY = Key.derive(None, JOB, insecure=True)
+KEY = Key.derive(None, JOB)
 TERMS = Terms(Role.LANE, JOB, 2, 1, 0)
 
 
