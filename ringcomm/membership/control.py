@@ -23,11 +23,9 @@ from collections.abc import Callable, Iterable
 
 from ..bootstrap.acceptor import Acceptor
 from ..bootstrap.dialer import Dial, Target
-from ..bootstrap.handshake import Client, Server
 from ..bootstrap.handshake_params import Key, RefusedError, Role, Terms, duplicate, unexpected
 from ..bootstrap.join_failure import REFUSED
 from ..bootstrap.loop import READ, WRITE, Loop
-from ..bootstrap.same_user import vetting
 from ..bootstrap.sockets import end_when_silent, has_hung_up, show, tune
 from ..errors import BootstrapError
 from .decision import Silent
@@ -82,7 +80,9 @@ class Control:
         self._acceptor = Acceptor(
             self.loop,
             list(listeners),
-            lambda sock: Server(key, terms, self._admit, vetting(key, sock)),
+            key,
+            terms,
+            self._admit,
             lambda sock, claimed: self._take(claimed.client_rank, sock),
         )
         _alive.add(self)
@@ -156,7 +156,8 @@ class Control:
             Dial(
                 self.loop,
                 Target(address, port),
-                lambda sock: Client(self._key, terms, vetting(self._key, sock)),
+                self._key,
+                terms,
                 lambda _dial, sock: self._take(rank, sock),
                 lambda dial, _refusal: dial.stop() if self.is_linked(rank) else None,
             )

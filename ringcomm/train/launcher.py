@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from ..bootstrap.launchers import Launched, detect
+from ..bootstrap.launch import Identity, detect
 from ..errors import ConfigError
 
 
@@ -36,8 +36,8 @@ def let_idle_threads_sleep() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def _launched() -> Launched:
+def _launched() -> Identity:
     with contextlib.suppress(ConfigError):  # ringcomm.init will raise it
         if found := detect(os.environ):
             return found
-    return Launched("none", 0, 1)
+    return Identity(0, 1)
