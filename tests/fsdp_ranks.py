@@ -49,13 +49,15 @@ def sharded(mesh: Any = None, **settings: Any) -> Net:
 
 def train(model: nn.Module, optimizer: Any, first: int, steps: int, ranks: int) -> None:
     """Steps whose batches follow from the step and the rank, of so many ranks."""
-    rank = int(os.environ["RANK"]) % ranks
     for step in range(first, first + steps):
-        generator = torch.Generator().manual_seed(100 * step + rank)
-        x = torch.randn(8, WIDTH, generator=generator)
         optimizer.zero_grad()
-        model(x).float().square().sum().backward()
+        forward_backward(model, step, ranks)
         optimizer.step()
+
+
+def forward_backward(model: nn.Module, step: int, ranks: int) -> None:
+    generator = torch.Generator().manual_seed(100 * step + int(os.environ["RANK"]) % ranks)
+    model(torch.randn(8, WIDTH, generator=generator)).float().square().sum().backward()
 
 
 def made(model: nn.Module) -> torch.optim.Optimizer:
@@ -125,6 +127,44 @@ def over_all_ranks() -> None:
             rounded=distance(gathered(model), weights),
             carried=carried,
             count=weights.numel(),
+        )
+    dist.destroy_process_group()
+
+
+def in_other_ways() -> None:
+    """Shards over four ranks, in ways that change what FSDP calls: smaller groups gather for
+    backward, sums in fp16 are scaled before and after, a factor is given, gradients add up."""
+    dist.init_process_group("ringcomm")
+    in_half = MixedPrecisionPolicy(reduce_dtype=torch.float16)
+    for name, settings in {
+        "smaller": {"reshard_after_forward": 2},
+        "fp16": {"mp_policy": in_half},
+        "factor": {},
+        "accumulated": {},
+    }.items():
+        ends = []
+        for codec in (None, "none", "int8"):
+            model: Any = sharded(**settings)
+            if codec is not None:
+                compress(model, codec, "int8" if codec == "int8" else None)
+            if name == "factor":
+                for module in [*model.row, model]:
+                    module.set_gradient_divide_factor(8.0)
+            optimizer = made(model)
+            for step in range(STEPS):
+                accumulates = name == "accumulated" and step % 2 == 0
+                model.set_requires_gradient_sync(not accumulates)
+                forward_backward(model, step, 4)
+                if not accumulates:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            ends.append(flat(model))
+        plain, exact, rounded = ends
+        tell(
+            name=name,
+            alike=alike(exact) and alike(rounded),
+            exact=distance(exact, plain),
+            rounded=distance(rounded, plain),
         )
     dist.destroy_process_group()
 

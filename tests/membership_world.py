@@ -24,10 +24,17 @@ from functools import partial
 from typing import Any
 
 from ringcomm import PeerLostError
-from ringcomm.bootstrap.loop import Loop
-from ringcomm.membership.agreement import Agreement, Terms
+from ringcomm.membership.agreement import Agreement
 from ringcomm.membership.control import LinkMade, Receive
-from ringcomm.membership.decision import NONE_YET, STARTED_AGAIN, Go, History, Ready, Silent
+from ringcomm.membership.decision import (
+    NONE_YET,
+    STARTED_AGAIN,
+    Go,
+    History,
+    Ready,
+    Silent,
+    Terms,
+)
 from ringcomm.membership.formation import FormationError
 from ringcomm.membership.messages import Address, Kind
 
@@ -351,7 +358,7 @@ class Process:
 
 
 class Wire:
-    """The connections of a process, for its Agreement: see control.Connections."""
+    """The connections of a process, for its Agreement: as control.Control."""
 
     def __init__(self, process: Process, receive: Receive, link_made: LinkMade) -> None:
         self._process, self._world = process, process.world
@@ -363,11 +370,11 @@ class Wire:
         self._wanted: set[int] = set()
         self._knocks: dict[int, Link] = {}
 
-    # ---- control.Connections ----
+    # ---- control.Control, and its loop ----
 
     @property
-    def loop(self) -> Loop:
-        raise AssertionError("no communicator is brought up here")
+    def loop(self) -> Wire:
+        return self
 
     @property
     def connected(self) -> frozenset[int]:
@@ -402,7 +409,7 @@ class Wire:
             self._world.say(link, to, ("message", link, (kind, payload)))
 
     def send_all(self, kind: Kind, payload: bytes) -> None:
-        for rank in list(self._links):
+        for rank in range(self._world.size):
             self.send(rank, kind, payload)
 
     def run(self, until: Callable[[], bool], deadline: float) -> bool:

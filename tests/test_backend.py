@@ -196,7 +196,7 @@ def test_options_are_checked() -> None:
 def test_staging(reads: bool) -> None:
     """What stands for a tensor on a GPU; a tensor of the CPU takes the same way here."""
     torch = pytest.importorskip("torch")
-    staged = pytest.importorskip("ringcomm.torch.staging").staged
+    staged = pytest.importorskip("ringcomm.torch.tensors").staged
     tensor = torch.arange(12.0).reshape(3, 4).t()
     found = staged(tensor, writable=True, reads=reads)
     host = np.ctypeslib.as_array((ctypes.c_float * 12).from_address(found.address))

@@ -46,6 +46,15 @@ def test_shards_over_all_ranks() -> None:
         assert sent <= narrow["carried"] <= 1.1 * sent
 
 
+def test_smaller_groups_factors_and_accumulation() -> None:
+    for events in told(4, "in_other_ways"):
+        assert [event["name"] for event in events] == ["smaller", "fp16", "factor", "accumulated"]
+        for event in events:
+            assert event["alike"], event
+            assert event["exact"] <= 1e-5, event
+            assert 1e-6 < event["rounded"] <= 0.1, event
+
+
 def test_a_host_shards_and_the_hosts_average() -> None:
     for exact, rounded, resumed in told(4, "across_hosts"):
         assert exact["alike"]

@@ -22,8 +22,8 @@ from torch import nn
 
 from ringcomm import Communicator, ConfigError, FeedbackStore, TensorError
 from ringcomm.torch import HookState
-from ringcomm.torch.staging import staged
 from ringcomm.torch.sync import pending
+from ringcomm.torch.tensors import staged
 from ringcomm.torch.transport import FlatTransport
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]

@@ -3,9 +3,11 @@ and where the time of a step went."""
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import pickle
 import re
+import weakref
 from typing import Any
 
 import numpy as np
@@ -37,12 +39,15 @@ from ringcomm import (
     ConfigError,
     ErrorFeedback,
     MismatchError,
+    PeerLostError,
     TensorError,
 )
+from ringcomm.codecs import CODECS
 from ringcomm.core.work import WorkStats
 from ringcomm.torch import Auto, HookState, Stale1, allreduce_hook, attach
 from ringcomm.torch import buckets as hook_buckets
 from ringcomm.torch.account import KEPT, Account
+from ringcomm.torch.buckets import GradientBucket
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -432,3 +437,20 @@ def test_a_report_is_printed_as_a_table() -> None:
     assert told["through shared memory"] == ["40.00 KB", "20.00 KB"]
     assert all(told[name][0].endswith(" ms") for name in ("step", "hidden communication"))
     assert repr(account.report()) == repr(dict(account.report()))
+
+
+def test_a_bucket_that_cannot_be_sent_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any, **__: Any) -> Any:
+        raise PeerLostError("rank 1 is lost")
+
+    with Communicator.create(rank=0, world_size=1) as comm:
+        monkeypatch.setattr(comm, "run_collective", refuses)
+        state = HookState("bf16", comm)
+        parameters = [nn.Parameter(torch.zeros(5))]
+        bucket = GradientBucket.from_ddp(Bucket(parameters, [torch.zeros(5)]))  # type: ignore[arg-type]
+        with pytest.raises(PeerLostError):
+            state.transport.launch(bucket, CODECS["bf16"])
+        left = weakref.ref(state.transport)
+        del state
+        gc.collect()
+        assert left() is None

@@ -33,6 +33,16 @@ sys.path.insert(0, str(TESTS.parent / "bench"))
 import netlab  # noqa: E402
 
 
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("taken", [False, True])
+def test_an_address_that_cannot_be_listened_on_leaves_none_open(taken: bool) -> None:
+    with contextlib.ExitStack() as others:
+        for port in listening.ports_of("job", 0) if taken else ():
+            others.enter_context(listen("127.0.0.1", port))
+        with pytest.raises(OSError):
+            listening.listen_on(["127.0.0.1", "192.0.2.1"], "job", 0, None, True)
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [

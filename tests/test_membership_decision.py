@@ -22,11 +22,11 @@ from patience import PATIENCE, until
 from ringcomm import BootstrapError, PeerLostError
 from ringcomm.bootstrap.handshake_params import Key, job_hash
 from ringcomm.bootstrap.join_failure import MUTE, NO_ANSWER
-from ringcomm.bootstrap.records import split_blobs
+from ringcomm.bootstrap.records import join_blobs, split_blobs
 from ringcomm.bootstrap.secret import Secret
 from ringcomm.bootstrap.sockets import listen
 from ringcomm.membership import messages
-from ringcomm.membership.agreement import Agreement, Terms
+from ringcomm.membership.agreement import Agreement
 from ringcomm.membership.control import Control
 from ringcomm.membership.decision import (
     SETTLE_S,
@@ -35,6 +35,7 @@ from ringcomm.membership.decision import (
     Go,
     Ready,
     Silent,
+    Terms,
     TooFew,
     View,
     Wait,
@@ -326,8 +327,8 @@ def test_messages_survive_the_wire() -> None:
     assert messages.read_book("rank 0", messages.pack_book(book), 3) == book
     assert messages.read_intro("rank 0", messages.pack_intro(7, book), 3) == (7, book)
     blobs = [b"a", b"", b"ccc"]
-    part = messages.read_part(0, messages.pack_all(3, 2, blobs))
-    assert (part.epoch, part.step, split_blobs(part.rest, 3)) == (3, 2, blobs)
+    epoch, step, rest = messages.read_part(0, messages.pack_part(3, 2, join_blobs(blobs)))
+    assert (epoch, step, split_blobs(rest, 3)) == (3, 2, blobs)
 
 
 @pytest.mark.parametrize(
@@ -358,11 +359,13 @@ def test_a_step_that_is_complete_counts_though_the_formation_failed_behind_it() 
     epoch, blobs = 1, [b"{}", b'{"error":"no carrier"}']
 
     def run(until: Callable[[], bool], _deadline: float) -> bool:
-        formation.receive(0, messages.Kind.ALL, messages.pack_all(epoch, 1, blobs), 2)
+        formation.receive(0, messages.Kind.ALL, messages.pack_part(epoch, 1, join_blobs(blobs)), 2)
         formation.receive(0, messages.Kind.FAILED, messages.pack_failed(epoch, (1,), "late"), 2)
         return until()
 
-    control = SimpleNamespace(run=run, send=lambda *_: None, is_linked=lambda _: True)
+    control = SimpleNamespace(
+        loop=SimpleNamespace(run=run), send=lambda *_: None, is_linked=lambda _: True
+    )
     view = seen_by(0, 2, ready(0), ready(1, healthy=False))
     formation = Formation(cast(Any, control), 1, 0, go(decide(view, 0.0)))
     assert (formation.allgather(b"{}", 0.0), formation.unable) == (blobs, {1})
@@ -528,8 +531,8 @@ def test_two_ranks_that_look_for_each_other_stay_connected(nothing_left: None) -
         def looks(rank: int, both: list[Agreement] = both, books: Any = books) -> None:
             both[rank].look_for(books[1 - rank])
             while not linked() and time.monotonic() < give_up:
-                both[rank]._control.run(linked, time.monotonic() + 0.05)
-            both[rank]._control.run(lambda: False, time.monotonic() + 0.1)
+                both[rank]._control.loop.run(linked, time.monotonic() + 0.05)
+            both[rank]._control.loop.run(lambda: False, time.monotonic() + 0.1)
 
         threads = [threading.Thread(target=looks, args=(rank,)) for rank in range(2)]
         for thread in threads:

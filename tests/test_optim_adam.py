@@ -28,9 +28,8 @@ from reference import Array
 from ringcomm import Communicator
 from ringcomm.errors import ConfigError
 from ringcomm.torch.optim import OneBitAdam
+from ringcomm.torch.optim.adam import FreezePoint, Renewals, Units
 from ringcomm.torch.optim.arithmetic import norm, total
-from ringcomm.torch.optim.freezing import FreezePoint, Renewals
-from ringcomm.torch.optim.units import Units
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -211,7 +210,7 @@ def test_the_freeze_point_waits_for_a_stable_variance() -> None:
     """Not while the rate rises, nor while the sum falls; at last in any case."""
 
     def frozen(sizes: Any, rates: Any) -> int | None:
-        point = FreezePoint("stable", 20)
+        point = FreezePoint("stable", beta2=0.95, renews=False)
         for step in range(1, 400):
             if point.is_due(step):
                 point.look(step, sizes(step), rates(step))

@@ -17,7 +17,7 @@ from ranks import run_ranks
 from tensors import stored
 
 from ringcomm import Communicator, ConfigError
-from ringcomm.torch.optim import OneBitAdam, OneBitLamb
+from ringcomm.torch.optim import OneBitAdam, OneBitLamb, saved
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -250,3 +250,24 @@ def test_a_layer_that_is_trained_since(source: str, overlap: bool) -> None:
 
     here, there = run_ranks(RANKS, body)
     assert torch.equal(here, there)
+
+
+def test_of_an_adams_state_moments_alone_are_taken() -> None:
+    """A state that some tool has kept in torch's form has this optimizer's master copy, too."""
+
+    def body(comm: Communicator) -> None:
+        model = Net(torch.bfloat16)
+        optimizer = onebit(comm, model)
+        go_on(model, optimizer, comm, range(3))
+        state = optimizer.state_dict()
+        del state[saved.KEY]
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(2)
+        before = flat(model)
+        optimizer.load_state_dict(state)
+        go_on(model, optimizer, comm, range(3, 4))
+        moved = float((flat(model) - before).abs().max())
+        assert 0 < moved <= 8 * TORCH["lr"] + 2**-8 * float(before.abs().max())
+
+    run_ranks(RANKS, body)

@@ -12,8 +12,8 @@ from ranks import run_ranks
 from ringcomm import Communicator
 from ringcomm.codecs import BLOCK
 from ringcomm.torch.optim import OneBitAdam, OneBitLamb, span
+from ringcomm.torch.optim.adam import Units
 from ringcomm.torch.optim.span import IndexedParameter, Span, lay_out
-from ringcomm.torch.optim.units import Units
 from ringcomm.torch.tensors import all_finite, tile_elements
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]

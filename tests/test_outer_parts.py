@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,15 +22,21 @@ from torch import nn
 
 from ringcomm import ConfigError, MismatchError
 from ringcomm.torch.outer import Nesterov, Sparse
-from ringcomm.torch.outer.blocks import Block
-from ringcomm.torch.outer.fragments import buffers_of, cut, trained_of
-from ringcomm.torch.outer.round_messages import Header, Headers, Hello, Hellos
+from ringcomm.torch.outer.blocks import Block, buffers_of, cut, trained_of
+from ringcomm.torch.outer.inner_steps import follow_scaler, follow_steps, optimizers_of
+from ringcomm.torch.outer.round import Header, Headers, Hello, Hellos
+from ringcomm.torch.outer.rounds import Pace
 from ringcomm.torch.outer.rules import rule_of
-from ringcomm.torch.outer.schedule import Pace
-from ringcomm.torch.outer.ticks import ScalerTicks, StepTicks, optimizers_of
+from ringcomm.torch.outer.wires import DenseWires
 from ringcomm.torch.wrapped import inner_of
 
 pytestmark = pytest.mark.torch
+
+
+def block_of(tensors: Sequence[tuple[str, torch.Tensor]], align: int = 1) -> Block:
+    wires = DenseWires(None, None)
+    wires.align = align
+    return Block("a block", tensors, rule_of("mean"), wires)
 
 
 # ---- rules ----
@@ -99,7 +107,7 @@ def test_bad_settings(make: Any, text: str) -> None:
 
 def test_a_block_carries_its_progress_to_the_anchor() -> None:
     layer = nn.Linear(3, 5)
-    block = Block(list(layer.named_parameters()), align=16)
+    block = block_of(list(layer.named_parameters()), align=16)
     at_send, anchor = block.local(), torch.randn(block.count)
     block.anchor = anchor
     block.rebase(at_send)  # no progress: the anchor, to the bit
@@ -190,7 +198,7 @@ def test_fragments_are_strided_layers() -> None:
 @settings(deadline=None, max_examples=60)
 def test_a_block_holds_every_element(shapes: list[list[int]], align: int) -> None:
     named = [(f"t{number}", torch.randn(shape)) for number, shape in enumerate(shapes)]
-    block = Block(named, align)
+    block = block_of(named, align)
     assert block.count % align == 0
     for (name, part), (_, tensor) in zip(block.named(block.local()), named, strict=True):
         assert torch.equal(part, tensor), name
@@ -204,17 +212,17 @@ def test_a_block_holds_every_element(shapes: list[list[int]], align: int) -> Non
 
 def test_a_block_of_16_bits_has_an_anchor_of_32() -> None:
     tensor = torch.randn(1000).bfloat16()
-    block = Block([("w", tensor)])
+    block = block_of([("w", tensor)])
     block.anchor += 1e-4  # less than bfloat16 holds
     block.scatter(block.anchor)
     assert not block.delta(block.local())[0].any()  # rounding is no training
     assert block.dtype == torch.float32
-    assert Block([("w", torch.zeros(1, dtype=torch.float64))]).dtype == torch.float64
+    assert block_of([("w", torch.zeros(1, dtype=torch.float64))]).dtype == torch.float64
 
 
 def test_a_block_where_values_are_infinite_and_equal() -> None:
     tensor = torch.tensor([-math.inf, 1.0, math.inf])
-    block = Block([("mask", tensor)])
+    block = block_of([("mask", tensor)])
     delta, is_finite = block.delta(block.local())
     assert is_finite
     assert torch.equal(delta, torch.zeros(3))
@@ -226,7 +234,7 @@ def test_a_block_where_values_are_infinite_and_equal() -> None:
 
 def test_channels_last_and_views_are_flattened_in_order() -> None:
     tensor = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
-    block = Block([("w", tensor)])
+    block = block_of([("w", tensor)])
     assert torch.equal(block.local(), tensor.flatten())
     block.scatter(block.local() * 2)
     assert torch.equal(tensor.flatten(), block.anchor * 2)
@@ -234,9 +242,9 @@ def test_channels_last_and_views_are_flattened_in_order() -> None:
 
 def test_a_block_refuses_what_is_not_whole() -> None:
     with pytest.raises(ConfigError, match="complex"):
-        Block([("w", torch.zeros(2, dtype=torch.complex64))])
+        block_of([("w", torch.zeros(2, dtype=torch.complex64))])
     with pytest.raises(ConfigError, match="on one device"):
-        Block([("a", torch.zeros(2)), ("b", torch.zeros(2, device="meta"))])
+        block_of([("a", torch.zeros(2)), ("b", torch.zeros(2, device="meta"))])
 
 
 # ---- ticks ----
@@ -245,13 +253,13 @@ def test_a_block_refuses_what_is_not_whole() -> None:
 def test_several_optimizers_make_one_iteration() -> None:
     model = net()
     both = [torch.optim.SGD([p], 0.1) for p in list(model.parameters())[:2]]
-    ticks, count = StepTicks(both), []
-    ticks.start(lambda: count.append(1))
-    for order in (both, both[::-1]):
-        for one in order:
-            one.step()
-    assert len(count) == 2
-    ticks.stop()
+    count: list[int] = []
+    with contextlib.ExitStack() as hooks:
+        follow_steps(both, lambda: count.append(1), hooks)
+        for order in (both, both[::-1]):
+            for one in order:
+                one.step()
+        assert len(count) == 2
     for one in both:
         one.step()
     assert len(count) == 2
@@ -261,17 +269,17 @@ def test_a_scaler_that_skips_makes_iterations() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120)
-    ticks, count = ScalerTicks(scaler), []
-    ticks.start(lambda: count.append(1))
+    count: list[int] = []
     before = [p.detach().clone() for p in model.parameters()]
-    for _ in range(3):
-        optimizer.zero_grad()
-        scaler.scale((model(torch.full((4, 5), 1e6)) ** 2).sum() * 1e6).backward()
-        scaler.step(optimizer)
-        scaler.update()
+    with contextlib.ExitStack() as hooks:
+        follow_scaler(scaler, lambda: count.append(1), hooks)
+        for _ in range(3):
+            optimizer.zero_grad()
+            scaler.scale((model(torch.full((4, 5), 1e6)) ** 2).sum() * 1e6).backward()
+            scaler.step(optimizer)
+            scaler.update()
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert len(count) == 3
-    ticks.stop()
     assert "update" not in vars(scaler)
 
 
@@ -295,7 +303,7 @@ def header(**given: Any) -> Header:
 
 def test_headers() -> None:
     same = Headers([header(data=b"a" * 16), header(), header(data=b"a" * 16, counts=False)])
-    assert same.same_data() == [(0, 2)]
+    assert same.same_data() == (0, 2)
     assert (same.counting, same.is_over) == (2, False)
     ends = Headers([header(is_ending=True, has_unsent=False)] * 2)
     assert ends.is_over
@@ -308,10 +316,9 @@ def hello(number: int, state: bool = True, start: bool = False, setup: bytes = b
 
 def test_hellos() -> None:
     fresh = Hellos([hello(0, False, True)] * 3, 1)
-    assert (fresh.leader, fresh.needs_state, fresh.all_start) == (0, [True] * 3, True)
+    assert (fresh.leader, fresh.needs_state) == (0, [True] * 3)
     behind = Hellos([hello(4), hello(5), hello(0, False, True)], 0)
     assert (behind.leader, behind.needs_state) == (1, [True, False, True])
     assert behind.own_need
-    assert not behind.all_start
     with pytest.raises(MismatchError, match="ranks 0 and 2"):
         Hellos([hello(0), hello(0), hello(0, setup=b"t" * 16)], 0)

@@ -18,7 +18,7 @@ if importlib.util.find_spec("torch") is None:
 import torch
 from faults import outer as ranks
 from faults.job import Job, Nursery
-from outer_training import net, train
+from outer_training import net, train, weights
 from ranks import World, run_ranks
 from torch import nn
 
@@ -277,6 +277,34 @@ def test_weights_that_are_not_trained_and_differ() -> None:
             OuterStep(model, sgd(model), comm=comm).attach()
 
     run_ranks(2, rank)
+
+
+def test_an_attach_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one takes rank 0's weights as they are then."""
+    split, failing = Communicator.split, {0, 1}
+
+    def splits(comm: Communicator, *args: Any) -> Any:
+        if comm.rank in failing:
+            raise ZeroDivisionError
+        return split(comm, *args)
+
+    monkeypatch.setattr(Communicator, "split", splits)
+
+    def rank(comm: Communicator) -> float:
+        model = net()
+        optimizer = sgd(model)
+        outer = OuterStep(model, optimizer, delay=1, comm=comm)
+        with pytest.raises(ZeroDivisionError):
+            outer.attach()
+        failing.remove(comm.rank)
+        assert not optimizer._optimizer_step_post_hooks
+        assert not model._forward_pre_hooks
+        with torch.no_grad():
+            model[0].bias.fill_(comm.rank + 1.0)  # type: ignore[index]
+        with outer:
+            return float(weights(model).max())
+
+    assert run_ranks(2, rank) == [1.0, 1.0]
 
 
 def test_two_on_one_model(comm: Communicator) -> None:

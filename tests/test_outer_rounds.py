@@ -22,7 +22,7 @@ from torch import nn
 
 from ringcomm import Communicator, MismatchError, PeerLostError, RingcommError
 from ringcomm.torch import IdenticalDataWarning, OuterStep
-from ringcomm.torch.outer.peers import NoChange
+from ringcomm.torch.outer.rounds import NoChange
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -205,10 +205,10 @@ def test_who_went_on_apart_is_given_the_state() -> None:
         model = Bag([300])
         outer = OuterStep(model, None, every=1, compression=None, comm=Parted(comm))
         with outer:
-            [unit] = outer._core.fragments[0].units
-            unit.block.anchor.fill_(comm.rank)
+            [block] = outer._core.fragments[0].blocks
+            block.anchor.fill_(comm.rank)
             outer.tick()
-            return unit.block.anchor.clone()
+            return block.anchor.clone()
 
     assert all(torch.equal(one, torch.zeros(300)) for one in run_ranks(2, rank))
 

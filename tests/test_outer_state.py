@@ -181,6 +181,37 @@ def test_a_rank_without_a_state_gets_that_of_the_others() -> None:
     assert torch.equal(first, second)
 
 
+def test_a_refused_state_leaves_the_round_on_its_way() -> None:
+    def rank(comm: Communicator) -> torch.Tensor:
+        model, optimizer, outer = made(comm, every=4, delay=2)
+        with outer:
+            train(model, optimizer, comm.rank, range(4))
+            state = outer.state_dict()
+            flight = state["exact"]["flight"]
+            short = [mean[:-1] for mean in flight["means"]]
+            of_another = "round on its way is of another model"
+            for wrong, text in (
+                ({"exact": {**state["exact"], "flight": {**flight, "means": short}}}, of_another),
+                ({"exact": {**state["exact"], "flight": {**flight, "means": []}}}, of_another),
+                ({"exact": {**state["exact"], "flight": {**flight, "at_send": short}}}, of_another),
+                ({"memory": {}}, r"lacks the momentum of '0\.weight'"),
+            ):
+                if comm.rank == 0:
+                    with pytest.raises(ConfigError, match=text):
+                        outer.load_state_dict({**state, **wrong})
+            train(model, optimizer, comm.rank, range(4, 10))
+        return weights(model)
+
+    def undisturbed(comm: Communicator) -> torch.Tensor:
+        model, optimizer, outer = made(comm, every=4, delay=2)
+        with outer:
+            train(model, optimizer, comm.rank, range(10))
+        return weights(model)
+
+    ends = [*run_ranks(2, rank), *run_ranks(2, undisturbed)]
+    assert all(torch.equal(end, ends[0]) for end in ends)
+
+
 @pytest.mark.parametrize(("there", "here"), [(3, None), (None, 3)])
 def test_a_state_of_another_kind_of_every(there: Any, here: Any) -> None:
     """Refused, and nothing is changed."""

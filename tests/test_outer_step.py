@@ -185,6 +185,21 @@ def test_evaluation_on_the_anchor() -> None:
     assert not torch.equal(first, second)
 
 
+def test_weights_loaded_between_making_and_attaching_are_rank_0s() -> None:
+    def rank(comm: Communicator) -> list[torch.Tensor]:
+        model = net(seed=comm.rank)
+        outer = OuterStep(model, None, every=2, comm=comm)
+        model.load_state_dict(net(seed=7 + comm.rank).state_dict())
+        with outer:
+            with outer.anchor():
+                anchor = weights(model)
+            return [weights(model), anchor, weights(net(seed=7))]
+
+    for start, anchor, loaded in run_ranks(2, rank):
+        assert torch.equal(start, loaded)
+        assert torch.equal(anchor, loaded)
+
+
 def test_frozen_parameters_are_left_and_unused_ones_kept() -> None:
     def rank(comm: Communicator) -> float:
         model = net()

@@ -24,6 +24,7 @@ from ringcomm.torch import OuterStep
 from ringcomm.torch.outer import Nesterov
 from ringcomm.torch.outer.blocks import Block
 from ringcomm.torch.outer.round import Round
+from ringcomm.torch.outer.wires import DenseWires
 from ringcomm.torch.tensors import tiles
 from ringcomm.torch.worker import Worker
 
@@ -248,7 +249,7 @@ def test_in_pieces_no_bit_is_another() -> None:
     local, at_send, anchor = (torch.randn(600_007) for _ in range(3))
     assert len(list(tiles(local, anchor))) > 1
     wanted = (local - at_send) + anchor
-    block = Block([("weight", local)])
+    block = Block("a block", [("weight", local)], Nesterov(), DenseWires(None, None))
     block.anchor = anchor
     block.rebase(at_send)
     assert torch.equal(local, wanted)

@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch")
 from sparse_training import import_late, loss_of, model_of, weights  # noqa: E402
 
 from ringcomm.torch.sparse import SGD, Adam  # noqa: E402
-from ringcomm.torch.sparse.host_bucket import lay_out  # noqa: E402
+from ringcomm.torch.sparse.host_bucket import HostBucket  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -344,13 +344,12 @@ def test_it_learns_with_one_block_in_ten() -> None:
 
 
 def test_the_layout_follows_the_parameters() -> None:
-    from ringcomm.torch.optim.span import IndexedParameter
+    from ringcomm.torch.optim.span import IndexedParameter, filled
 
     parameters = [torch.nn.Parameter(torch.randn(5, 7)) for _ in range(5)]
     before = [one.detach().clone() for one in parameters]
-    made = lay_out(
-        [IndexedParameter(i, 0, one) for i, one in enumerate(parameters)], bucket_bytes=280
-    )
+    every = [IndexedParameter(i, 0, one) for i, one in enumerate(parameters)]
+    made = [HostBucket(held) for held in filled(every, 280, itemsize=4)]
     assert [[place.index for place in one.slices] for one in made] == [[4, 3], [2, 1], [0]]
     assert all(place.start % 16 == 0 for one in made for place in one.slices)
     assert [one.count for one in made] == [96, 96, 48]

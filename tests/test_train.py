@@ -348,7 +348,7 @@ def test_a_checkpoint_is_never_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(torch, "save", full_disk)
     with pytest.raises(ConfigError, match="No space left"):
-        checkpoint.save(tmp_path, checkpoint.new_state({}, step=9))
+        checkpoint.save(tmp_path, {"step": 9})
     assert (tmp_path / "checkpoint.pt").read_bytes() == kept
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
 
@@ -357,7 +357,7 @@ def test_a_checkpoint_is_never_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_checkpoint_that_does_not_fit_is_refused(size: int, tmp_path: Path) -> None:
     """The system takes a part of it, as where a disk gets full; torch.save says something else."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    state = checkpoint.new_state({}, step=9, model={"weight": torch.zeros(size)})
+    state = {"step": 9, "model": {"weight": torch.zeros(size)}}
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
         with pytest.raises(ConfigError, match=r"checkpoint\.pt cannot be written: File too large"):
@@ -513,7 +513,7 @@ def test_muon_trains_hidden_matrices_and_adamw_the_rest() -> None:
     after = list(run.engine.model.parameters())
     assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
     together = run.engine.method.optimizer
-    assert [type(one).__name__ for one in optim.parts(together)] == ["Muon", "AdamW"]
+    assert [type(one).__name__ for one in together.parts] == ["Muon", "AdamW"]
     kept = together.state_dict()
     together.load_state_dict(kept)
     assert kept.keys() == {"0", "1"}

@@ -5,12 +5,12 @@ For others:
     join                  what ringcomm.init, split and a torch process group call: arguments in,
                           mesh out
     mesh                  Mesh, the result; join(), which also membership calls for its rounds
-    launch, launchers     rank, world size and meeting point of this process
+    launch                rank, world size and meeting point of this process
     interfaces, secret    the network ports of this host; the job's secret
     system                typed_errors, for callers of all of these
 
 For membership, whose control connections are made of the same parts, also acceptor, dialer,
-handshake, handshake_params, loop, meeting, records, same_user, sockets and join_failure.
+handshake_params, loop, meeting, records, settings_exchange, sockets and join_failure.
 
 Inside:
 
@@ -21,7 +21,7 @@ Inside:
     loop, acceptor,       non-blocking sockets under way (pending_connections)
     dialer
     records, strangers    messages to other ranks, to the log
-    join_failure, rivals, why the ranks could not be joined, or a port stays unused
+    join_failure,         why the ranks could not be joined, or a port stays unused
     port_warnings
 
 Standard library only; nothing of the C core and nothing above it is imported from here.

@@ -25,10 +25,11 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from .handshake import Server
-from .handshake_params import Outcome, RefusedError, Terms
+from .handshake import Admit, Server, Talk
+from .handshake_params import Key, Outcome, RefusedError, Terms
 from .loop import READ, Loop
 from .pending_connections import Places
+from .same_user import vetting
 from .strangers import LOG
 from .system import OUT_OF_RESOURCES, describe
 
@@ -44,9 +45,8 @@ _FULL_PAUSE, _ERROR_PAUSE = 0.01, 0.1
 _ACCEPT_BATCH = 64
 _DRAIN_BYTES = 352  # with a handshake's 160, at most 512 bytes are read from anyone
 
-NewServer = Callable[[socket.socket], Server]
 Welcome = Callable[[socket.socket, Terms], None]
-TurnedAway = Callable[[str, RefusedError, Terms | None], None]
+TurnedAway = Callable[[str, RefusedError, Terms], None]
 
 
 class Acceptor:
@@ -55,7 +55,7 @@ class Acceptor:
     Args:
         loop: where its sockets are watched.
         listeners: listening, non-blocking.
-        new_server: makes the handshake of one connection.
+        key, terms, admit: as the handshake's Server takes them.
         welcome: takes each authenticated socket and what its peer proved to be.
         turned_away: called with the address, the reason and the claims of each connection that
             was refused after a well-formed HELLO.
@@ -69,13 +69,15 @@ class Acceptor:
         self,
         loop: Loop,
         listeners: Sequence[socket.socket],
-        new_server: NewServer,
+        key: Key,
+        terms: Terms,
+        admit: Admit,
         welcome: Welcome,
         turned_away: TurnedAway | None = None,
     ) -> None:
         self._loop = loop
         self._listeners = list(listeners)
-        self._new_server = new_server
+        self._key, self._terms, self._admit = key, terms, admit
         self._welcome = welcome
         self._turned_away = turned_away
         self._new: Places[_Pending] = Places(MAX_NEW, NEW_PER_ADDRESS)
@@ -189,7 +191,6 @@ class Acceptor:
         self._greeted.remove(pending)
         self._loop.forget(pending.sock)
         pending.timer.cancel()
-        pending.over = True
 
 
 class _Pending:
@@ -199,48 +200,27 @@ class _Pending:
         self._owner = owner
         self.sock = sock
         self.address = address
-        self.server = owner._new_server(sock)
+        key = owner._key
+        self.server = Server(key, owner._terms, owner._admit, vetting(key, sock))
         self.since = time.monotonic()
-        self.over = False
         self._greeted = False
-        self._data = b""
+        self._talk = Talk(sock, self.server)
         self.timer = owner._loop.call_at(self.since + CROWDED_PATIENCE, self._expire_if_crowded)
         owner._loop.watch(sock, READ, self.read)
 
     def read(self) -> None:
-        """Feeds the received bytes to the handshake, up to its end."""
+        """Goes on with the handshake, up to its end."""
         try:
-            while not self.over and not self.server.done:
-                self._advance(self._receive())
-        except BlockingIOError:
-            return
+            self._talk.go_on()
         except RefusedError as refusal:
             self._owner._turn_away(self, refusal)
-        except OSError:
-            self._owner._turn_away(self, self.server.closed())
-        else:
-            if self.server.done:
-                self._owner._release(self)
-                assert self.server.claimed is not None
-                self._owner._welcome(self.sock, self.server.claimed)
-
-    def _receive(self) -> bytes:
-        """Returns all bytes of the next message. Raises BlockingIOError until they have arrived."""
-        while len(self._data) < self.server.want:
-            part = self.sock.recv(self.server.want - len(self._data))
-            if not part:
-                raise self.server.closed()
-            self._data += part
-        data, self._data = self._data, b""
-        return data
-
-    def _advance(self, data: bytes) -> None:
-        answer = self.server.feed(data)
-        # The socket's buffer is empty, so a short write means that the peer is gone.
-        if answer and self.sock.send(answer) != len(answer):
-            raise self.server.closed()
+            return
         if self.server.refusal is not None:
             self._owner._turn_away(self, self.server.refusal)
+        elif self.server.done:
+            self._owner._release(self)
+            assert self.server.claimed is not None
+            self._owner._welcome(self.sock, self.server.claimed)
         elif self.server.greeted and not self._greeted:
             self._greeted = True
             self._expire_in(PATIENCE, self._expire)

@@ -1,7 +1,7 @@
 """Rounds 2 to 5 of a bring-up, for one rank: offer, connect, commit, share.
 
-mesh.py has the whole sequence and its result. Invariants: this object owns every descriptor
-until run() hands over those of the mesh, all at once; close() closes all others, after any error.
+mesh.py has the whole sequence and its result. Invariants: run() owns every descriptor until it
+hands over those of the mesh, all at once; it closes all others, and all after any error.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _log = logging.getLogger("ringcomm")
 
 
 class Bringup:
-    """Rounds 2 to 5 of one rank, and the sockets that it holds meanwhile."""
+    """Rounds 2 to 5 of one rank."""
 
     def __init__(
         self,
@@ -68,20 +68,28 @@ class Bringup:
         self._hosts = [greeting.host for greeting in greetings]
         self._machines = [greeting.machine_key for greeting in greetings]
         self._host_numbers = [sorted(set(keys), key=keys.index).index(key) for key in keys]
+        self._single_host = len(set(keys)) == 1
+        # The first rank of each host alone logs facts about the host.
+        self._logs_for_host = keys.index(keys[self._rank]) == self._rank
         self._interfaces: list[Interface] = []
         self._listeners: list[socket.socket] = []
-        self._watch: socket.socket | None = None
-        self._shared: int | None = None
+        self._watch: list[int] = []  # as in the mesh, and so is _shared
+        self._shared: list[int] = []
         self._ports: list[tuple[Port, ...]] = []
         self._pairings: dict[int, list[Pairing]] = {}
         self._link_mbit = 0
         self._recovers = False
-        self._maker: LaneMaker | None = None
-        self._stand_ins: list[socket.socket] = []
+        self._unless_joined = contextlib.ExitStack()  # closes what the mesh would get
         self._rates: dict[int, float] = {}  # probed rates by rail, bytes per second
 
     def run(self, exchange: Exchange, deadline: float) -> Mesh:
-        """Runs rounds 2 to 5 and returns the mesh. Raises the errors of mesh.connect()."""
+        """Runs rounds 2 to 5 and returns the mesh. Raises the errors of mesh.join()."""
+        with self._unless_joined:
+            mesh = self._run(exchange, deadline)
+            self._unless_joined.pop_all()
+        return mesh
+
+    def _run(self, exchange: Exchange, deadline: float) -> Mesh:
         offers = exchange_round(
             exchange, deadline, lambda: self._offer(deadline).to_fields(), Offer.from_record
         )
@@ -95,57 +103,41 @@ class Bringup:
         self._recovers = self._config.recovery == "on" and (several or not self._single_host)
         self._link_mbit = slowest(self._ports, pairings, self._host_numbers)
         self._warn_unpaired()
-        self._maker = maker = LaneMaker(self._plan())
-        maker.run(
-            deadline - min(_COMMIT_MARGIN, 0.2 * left),
-            lambda loop, ring: exchange.alarm(loop, ring, maker.lost),
-        )
-        self._warn_shared_subnet()
-        lanes = (lane for lane in self._maker.made if lane.lane != probe.PROBE_LANE)
-        mine = commit.Made.of(lanes, self._maker.rows())
-        made = exchange_round(
-            exchange,
-            deadline,
-            mine.to_fields,
-            lambda rank, record: commit.Made.from_record(record, self._world, self._config.lanes),
-        )
-        commit.check(made, self._hosts, time.monotonic() - began)
-        self._measure()
-        self._shared = share(
-            exchange, deadline, self._rank, self._host_numbers, self._config.shared_memory
-        )
-        agreed = commit.agreed(made, self._rank)
-        mesh = self._mesh(agreed, made)
-        for lane in agreed:
-            maker.made.pop(lane).detach()
-        for stand_in in self._stand_ins:
-            stand_in.detach()
-        if self._watch is not None:
-            self._watch.detach()
-        self._shared = None
-        return mesh
+        with contextlib.closing(LaneMaker(self._plan())) as maker:
+            maker.run(
+                deadline - min(_COMMIT_MARGIN, 0.2 * left),
+                lambda loop, ring: exchange.alarm(loop, ring, maker.lost),
+            )
+            self._warn_shared_subnet(maker)
+            lanes = (lane for lane in maker.made if lane.lane != probe.PROBE_LANE)
+            mine = commit.Made.of(lanes, maker.rows())
+            made = exchange_round(
+                exchange,
+                deadline,
+                mine.to_fields,
+                lambda rank, record: commit.Made.from_record(
+                    record, self._world, self._config.lanes
+                ),
+            )
+            commit.check(made, self._hosts, time.monotonic() - began)
+            self._measure(maker)
+            shared = share(
+                exchange, deadline, self._rank, self._host_numbers, self._config.shared_memory
+            )
+            if shared is not None:
+                self._shared.append(self._held(shared))
+            agreed = commit.agreed(made, self._rank)
+            mesh = self._mesh(maker, agreed, made)
+            for lane in agreed:
+                maker.made.pop(lane).detach()
+            return mesh
 
-    def close(self) -> None:
-        """Closes every descriptor that was not handed over."""
-        if self._shared is not None:
-            os.close(self._shared)
-        if self._maker is not None:
-            self._maker.close()
-        for sock in (*self._listeners, *self._stand_ins):
-            sock.close()
-        if self._watch is not None:
-            self._watch.close()
+    def _held(self, descriptor: int) -> int:
+        """Has a descriptor closed unless the mesh gets it; returns it."""
+        self._unless_joined.callback(os.close, descriptor)
+        return descriptor
 
     # -- round 2 --
-
-    @property
-    def _single_host(self) -> bool:
-        return len(set(self._host_numbers)) == 1
-
-    @property
-    def _logs_for_host(self) -> bool:
-        """True on the first rank of each host, which alone logs facts about the host."""
-        return self._host_numbers.index(self._host_numbers[self._rank]) == self._rank
 
     def _offer(self, deadline: float) -> Offer:
         """Chooses the ports and listens on them. Raises ConfigError."""
@@ -167,21 +159,18 @@ class Bringup:
             f"connecting to all {self._world} ranks, over {', '.join(i.name for i in chosen)},",
         )
         self._interfaces = chosen
-        if not self._single_host:  # before lanes are made, so that no change of a port is missed
-            self._watch = netlink.subscribe()
-        self._warn(addresses)
-        ports = tuple(self._listen(interface) for interface in chosen)
-        return Offer(max(0.0, deadline - time.monotonic()), ports)
-
-    def _warn(self, addresses: Sequence[str]) -> None:
-        """Warns, once on each host, if anyone who reaches its ports can join or read along."""
-        if not self._logs_for_host:
-            return
-        if self._secret is None and not all(map(is_loopback, addresses)):
+        # Before lanes are made, so that no change of a port is missed.
+        watch = None if self._single_host else netlink.subscribe()
+        if watch is not None:
+            self._watch.append(self._held(watch.detach()))
+        is_secret = self._secret is not None or all(map(is_loopback, addresses))
+        if self._logs_for_host and not is_secret:
             _log.warning(
                 "insecure: anyone who can reach %s can join this job or read its data",
                 ", ".join(addresses),
             )
+        ports = tuple(self._listen(interface) for interface in chosen)
+        return Offer(max(0.0, deadline - time.monotonic()), ports)
 
     def _listen(self, interface: Interface) -> Port:
         endpoints = []
@@ -192,23 +181,26 @@ class Bringup:
                 raise ConfigError(
                     f"cannot listen on {address.ip} ({interface.name}): {describe(error)}"
                 ) from None
-        speed = interface.mbit_per_s or 0
-        return Port(interface.name, speed, tuple(endpoints), self._listen_on_link(interface))
+        return Port(
+            interface.name,
+            interface.mbit_per_s or 0,
+            tuple(endpoints),
+            self._listen_on_link(interface),
+        )
 
     def _listen_on_link(self, interface: Interface) -> Endpoint | None:
         """Listens on the port's link-local address, if there is one and only it keeps the port's
         traffic on the port; else returns None."""
         address = interface.link_local
-        if address is None or not needs_link_local(interface, self._interfaces):
-            return None
-        try:
-            return self._listen_on(address, interface.index)
-        except OSError:
-            return None
+        if address is not None and needs_link_local(interface, self._interfaces):
+            with contextlib.suppress(OSError):
+                return self._listen_on(address, interface.index)
+        return None
 
     def _listen_on(self, address: Address, scope: int = 0) -> Endpoint:
         listener = listen(str(address.ip), scope=scope)
         self._listeners.append(listener)
+        self._unless_joined.callback(listener.close)
         return Endpoint(address, listener.getsockname()[1])
 
     # -- connect --
@@ -227,14 +219,13 @@ class Bringup:
                 targets.update(dict.fromkeys(lanes, self._target(peer, pairing)))
                 if peer > self._rank:
                     expected.update(lanes)
-        listeners, self._listeners = self._listeners, []
         return Plan(
             self._rank,
             self._world,
             self._job,
             self._epoch,
             Key.derive(self._secret, self._job, self._config.insecure),
-            listeners,
+            self._listeners,
             targets,
             frozenset(expected),
             self._config.congestion,
@@ -275,11 +266,11 @@ class Bringup:
         if len(found) > _MOST_UNPAIRED:
             _log.warning("so it is between %d more hosts", len(found) - _MOST_UNPAIRED)
 
-    def _warn_shared_subnet(self) -> None:
+    def _warn_shared_subnet(self, maker: LaneMaker) -> None:
         """Warns if ports share a subnet and the kernel does not keep each lane on its own port.
         Lanes over link-local addresses stay on theirs. The others work all the same, over the
         ports that the kernel routes them by."""
-        routed = list(self._routed_in_shared_subnet()) if self._logs_for_host else []
+        routed = list(self._routed_in_shared_subnet(maker)) if self._logs_for_host else []
         if not routed:
             return
         lines = sysctl_advice(self._interfaces)
@@ -306,15 +297,14 @@ class Bringup:
                 "; ".join(advice.values()),
             )
 
-    def _routed_in_shared_subnet(self) -> Iterator[tuple[int, Pairing]]:
+    def _routed_in_shared_subnet(self, maker: LaneMaker) -> Iterator[tuple[int, Pairing]]:
         """Yields (peer, pairing) of the rails whose port shares a subnet with another one and
         whose lanes do not all use link-local addresses."""
-        assert self._maker is not None
         for peer, pairings in self._pairings.items():
             for pairing in () if self._same_host(peer) else pairings:
                 made = (
                     sock
-                    for lane, sock in self._maker.made.items()
+                    for lane, sock in maker.made.items()
                     if (lane.peer, lane.rail) == (peer, pairing.rail)
                 )
                 on_link = [is_link_local(sock) for sock in made]
@@ -332,25 +322,26 @@ class Bringup:
     def _same_host(self, peer: int) -> bool:
         return self._host_numbers[peer] == self._host_numbers[self._rank]
 
-    def _measure(self) -> None:
+    def _measure(self, maker: LaneMaker) -> None:
         """Measures the rails and fills _rates. Ranks of a host probe at once, so each measures
         its share of a port."""
-        assert self._maker is not None
         ours = probe.target(self._rank, self._host_numbers)
         connections = {
             lane: (sock, lane.peer == ours)
-            for lane, sock in self._maker.made.items()
+            for lane, sock in maker.made.items()
             if lane.lane == probe.PROBE_LANE
         }
         rates = probe.measure(connections)
         self._rates = {lane.rail: rate for lane, rate in rates.items()}
         for lane, (sock, _) in connections.items():
-            del self._maker.made[lane]
+            del maker.made[lane]
             sock.close()
 
     # -- round 3 --
 
-    def _mesh(self, agreed: Sequence[LaneId], made: Sequence[commit.Made]) -> Mesh:
+    def _mesh(
+        self, maker: LaneMaker, agreed: Sequence[LaneId], made: Sequence[commit.Made]
+    ) -> Mesh:
         rails: dict[int, RailInfo] = {}
         for peer, pairings in self._pairings.items():
             for pairing in pairings:
@@ -358,8 +349,17 @@ class Bringup:
                 if not is_made:
                     self._warn_left_out(peer, pairing, made)
                 if is_made or self._recovers:
-                    rails.setdefault(pairing.rail, self._rail_info(pairing))
-        late = sorted(self._all_lanes() - set(agreed)) if self._recovers else []
+                    port = self._ports[self._rank][pairing.ours]
+                    address = str(port.endpoints[0].address.ip)
+                    info = RailInfo(pairing.rail, port.name, address, port.mbit_per_s)
+                    rails.setdefault(pairing.rail, info)
+        late: list[LaneId] = []
+        keeping: list[Keeping] = []
+        if self._recovers:
+            lanes = (lane for lane in maker.plan.targets if lane.lane != probe.PROBE_LANE)
+            late = sorted(set(lanes) - set(agreed))
+            plan = maker.hand_over([*agreed, *late])
+            keeping = [Keeping(plan, self._keep_on_port, self._addresses_now, frozenset(late))]
         here = self._host_numbers[self._rank]
         neighbours = [r for r in range(self._world) if self._host_numbers[r] == here]
         local_rank = self._identity.local_rank
@@ -369,57 +369,27 @@ class Bringup:
             hosts=self._hosts,
             host_numbers=self._host_numbers,
             rails=[rails[index] for index in sorted(rails)],
-            lanes=sorted(
-                [*map(self._lane_socket, agreed), *(self._stand_in(lane, made) for lane in late)],
-                key=lambda lane: (lane.peer, lane.rail, lane.lane),
-            ),
+            lanes=[
+                self._lane_socket(lane, maker.made.get(lane), made)
+                for lane in sorted([*agreed, *late])
+            ],
             local_rank=neighbours.index(self._rank) if local_rank is None else local_rank,
             local_world_size=len(neighbours),
             ranks_on_machine=self._machines.count(self._machines[self._rank]),
-            shared=[] if self._shared is None else [self._shared],
-            watch=[] if self._watch is None else [self._watch.fileno()],
-            in_memory=self._shared is not None,
+            shared=self._shared,
+            watch=self._watch,
+            in_memory=bool(self._shared),
             link_mbit=self._link_mbit,
             recovers=self._recovers,
-            keeping=[self._keeping(agreed, late)] if self._recovers else [],
+            keeping=keeping,
         )
 
-    def _all_lanes(self) -> set[LaneId]:
-        return {
-            LaneId(peer, pairing.rail, number)
-            for peer, pairings in self._pairings.items()
-            for pairing in pairings
-            for number in range(self._config.lanes)
-        }
-
-    def _keeping(self, agreed: Sequence[LaneId], late: Sequence[LaneId]) -> Keeping:
-        assert self._maker is not None
-        plan = self._maker.hand_over([*agreed, *late])
-        return Keeping(plan, self._keep_on_port, self._addresses_now, frozenset(late))
-
-    def _stand_in(self, lane: LaneId, made: Sequence[commit.Made]) -> LaneSocket:
-        """Returns a lane that could not be made, with a socket whose other end is closed: the core
-        finds it lost, and it is made anew once that can be."""
-        ours, theirs = socket.socketpair()
-        theirs.close()
-        self._stand_ins.append(ours)
-        pairing = next(p for p in self._pairings[lane.peer] if p.rail == lane.rail)
-        here, there = (str(end.address.ip) for end in self._addresses(lane.peer, pairing))
-        port = 0 if self._same_host(lane.peer) else self._interfaces[pairing.ours].index
-        return LaneSocket(
-            *lane,
-            ours.fileno(),
-            self._speed(lane, pairing),
-            self._describe_end(self._rank, pairing.ours, here),
-            self._describe_end(lane.peer, pairing.theirs, there),
-            port,
-            commit.reason(made, self._rank, lane.peer, lane.rail),
-        )
+    def _pairing(self, lane: LaneId) -> Pairing:
+        return next(p for p in self._pairings[lane.peer] if p.rail == lane.rail)
 
     def _keep_on_port(self, lane: LaneId, sock: socket.socket) -> None:
         if not self._same_host(lane.peer):
-            pairing = next(p for p in self._pairings[lane.peer] if p.rail == lane.rail)
-            keep_on_port(sock, self._interfaces[pairing.ours], self._interfaces)
+            keep_on_port(sock, self._interfaces[self._pairing(lane).ours], self._interfaces)
 
     def _addresses_now(self, lanes: Collection[LaneId]) -> dict[LaneId, str]:
         present: dict[str, list[Address]] = {}
@@ -427,10 +397,10 @@ class Bringup:
             present = addresses_by_name() if lanes else {}
         return {lane: self._address_now(lane, present) for lane in lanes}
 
-    def _address_now(self, lane: LaneId, present: Mapping[str, Sequence[Address]]) -> str:
+    def _address_now(self, lane: LaneId, present: Mapping[str, list[Address]]) -> str:
         """Returns the address of a lane's port here. If the port has lost that which the lane was
         made by: another one in the peer's network; where that was another network, any other."""
-        pairing = next(p for p in self._pairings[lane.peer] if p.rail == lane.rail)
+        pairing = self._pairing(lane)
         here, there = (end.address for end in self._addresses(lane.peer, pairing))
         alike = [
             address
@@ -444,23 +414,32 @@ class Bringup:
                     return str(address.ip)
         return str(here.ip)
 
-    def _rail_info(self, pairing: Pairing) -> RailInfo:
-        port = self._ports[self._rank][pairing.ours]
-        address = str(port.endpoints[0].address.ip)
-        return RailInfo(pairing.rail, port.name, address, port.mbit_per_s)
-
-    def _lane_socket(self, lane: LaneId) -> LaneSocket:
-        assert self._maker is not None
-        sock = self._maker.made[lane]
-        pairing = next(p for p in self._pairings[lane.peer] if p.rail == lane.rail)
-        here = self._describe_end(self._rank, pairing.ours, sock.getsockname()[0])
-        there = self._describe_end(lane.peer, pairing.theirs, sock.getpeername()[0])
-        if self._same_host(lane.peer):  # such a lane does not end with its port
-            return LaneSocket(*lane, sock.fileno(), 0.0, here, there)
-        self._keep_on_port(lane, sock)
-        speed = self._speed(lane, pairing)
-        port = self._interfaces[pairing.ours].index
-        return LaneSocket(*lane, sock.fileno(), speed, here, there, port)
+    def _lane_socket(
+        self, lane: LaneId, sock: socket.socket | None, made: Sequence[commit.Made]
+    ) -> LaneSocket:
+        """Describes a lane for the core. One that could not be made gets a socket whose other end
+        is closed: the core finds it lost, and it is made anew once that can be."""
+        pairing = self._pairing(lane)
+        if sock is None:
+            here, there = (str(end.address.ip) for end in self._addresses(lane.peer, pairing))
+            why_not = commit.reason(made, self._rank, lane.peer, lane.rail)
+            ours, theirs = socket.socketpair()
+            theirs.close()
+            fd = self._held(ours.detach())
+        else:
+            here, there, why_not = sock.getsockname()[0], sock.getpeername()[0], ""
+            self._keep_on_port(lane, sock)
+            fd = sock.fileno()
+        is_apart = not self._same_host(lane.peer)  # else it does not end with its port
+        return LaneSocket(
+            *lane,
+            fd,
+            self._speed(lane, pairing) if is_apart else 0.0,
+            self._describe_end(self._rank, pairing.ours, here),
+            self._describe_end(lane.peer, pairing.theirs, there),
+            self._interfaces[pairing.ours].index if is_apart else 0,
+            why_not,
+        )
 
     def _describe_end(self, rank: int, port: int, address: str) -> str:
         """Describes an end of a lane, for errors."""

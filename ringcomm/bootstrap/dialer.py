@@ -1,7 +1,7 @@
 """The connecting side of bring-up: tries one address until the right peer answers.
 
-    WAITING --> CONNECTING --> SHAKING --> DONE
-       ^------------+-------------+            (or STOPPED, from any state)
+    waiting --> connecting --> shaking --> done
+       ^------------+-------------+            (or stopped, at any time)
 
 Invariants: ``state`` and ``detail`` always say, in the words of join_failure.py, how the latest try
 went; a peer's refusal is trusted only if it is proven; once connected, a Dial waits (but for
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import enum
 import errno
 import math
 import os
@@ -22,10 +21,11 @@ import socket
 import time
 from collections.abc import Callable
 
-from .handshake import Client
-from .handshake_params import Outcome, RefusedError
+from .handshake import Client, Talk
+from .handshake_params import Key, Outcome, RefusedError, Terms
 from .join_failure import MUTE, NO_ANSWER, REFUSED
 from .loop import READ, WRITE, Loop, Timer
+from .same_user import vetting
 from .sockets import bind_to_device, family, keep_alive, place
 from .system import describe
 
@@ -36,6 +36,13 @@ ANSWER_PATIENCE = 5.0
 _CONNECT_PATIENCE = (1.5, 3.0, 5.0)
 """Seconds for the first, second and every later try; the first for all that keep their port: who
 waits for TCP to send a lost packet again is late where a port comes up."""
+
+# What join_failure.py calls an error of connect().
+_FAILURES = {
+    errno.ECONNREFUSED: REFUSED,
+    errno.ETIMEDOUT: NO_ANSWER,
+    errno.EAGAIN: NO_ANSWER,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,62 +65,48 @@ class Target:
     ANSWER_PATIENCE."""
 
 
-class _State(enum.Enum):
-    WAITING = enum.auto()
-    CONNECTING = enum.auto()
-    SHAKING = enum.auto()
-    DONE = enum.auto()
-    STOPPED = enum.auto()
-
-
 class Dial:
     """Connects to a target, again and again, until the handshake succeeds or stop() is called.
 
     Args:
         loop: where its socket is watched.
         target: the address.
-        new_client: makes the handshake of one try, given its socket; None: to be connected is all.
+        key, terms: what the handshake proves and asks for; no terms: to be connected is all.
         connected: takes the authenticated socket, once.
         refused: called with each RefusedError; may call stop().
+
+    Attributes:
+        way: what the latest try went by.
+        shaking: True while a handshake is under way.
+        is_over: True once the socket was handed over, or stop() was called.
     """
 
     def __init__(
         self,
         loop: Loop,
         target: Target,
-        new_client: Callable[[socket.socket], Client] | None,
+        key: Key,
+        terms: Terms | None,
         connected: Callable[[Dial, socket.socket], None],
         refused: Callable[[Dial, RefusedError], None] | None = None,
         start_at: float = 0.0,
     ) -> None:
         self.target = target
         self.way = target
-        """What the latest try went by."""
+        self.shaking = False
+        self.is_over = False
         self.state = NO_ANSWER
         self.detail = ""
         self._loop = loop
-        self._new_client = new_client
+        self._key, self._terms = key, terms
         self._connected = connected
         self._refused = refused
-        self._phase = _State.WAITING
         self._tries = 0
         self._refused_since = math.inf
         self._heard = False
         self._pause = FIRST_PAUSE
         self._sock: socket.socket | None = None
-        self._client: Client | None = None
-        self._data = b""
         self._timer: Timer = loop.call_at(start_at, self._try)
-
-    @property
-    def shaking(self) -> bool:
-        """True while a handshake is under way."""
-        return self._phase == _State.SHAKING
-
-    @property
-    def is_over(self) -> bool:
-        """True once the socket was handed over, or stop() was called."""
-        return self._phase in (_State.DONE, _State.STOPPED)
 
     @property
     def refused_for(self) -> float:
@@ -124,8 +117,7 @@ class Dial:
     def stop(self) -> None:
         """Gives up and closes the socket of a try in flight."""
         self._hang_up()
-        if self._phase != _State.DONE:
-            self._phase = _State.STOPPED
+        self.is_over = True
 
     def _try(self) -> None:
         self._tries += 1
@@ -139,18 +131,16 @@ class Dial:
         if code not in (0, errno.EINPROGRESS):
             self._connect_failed(code)
             return
-        self._phase = _State.CONNECTING
         tries = 1 if self.target.keeps_port else min(self._tries, len(_CONNECT_PATIENCE))
-        patience = _CONNECT_PATIENCE[tries - 1]
-        self._expire_in(patience, NO_ANSWER)
+        self._expire_in(_CONNECT_PATIENCE[tries - 1], NO_ANSWER)
         self._loop.watch(sock, WRITE, self._on_connect)
 
     def _way(self) -> Target:
-        if self.target.keeps_port and (self.target.link_local is None or self._tries % 2 == 0):
+        if self._tries % 2:
+            return self.target.link_local or self.target
+        if self.target.keeps_port:
             return self.target
-        if self._tries % 2 == 0:
-            return dataclasses.replace(self.target, device="")
-        return self.target.link_local or self.target
+        return dataclasses.replace(self.target, device="")
 
     @staticmethod
     def _open(way: Target) -> socket.socket:
@@ -177,19 +167,19 @@ class Dial:
             self._connect_failed(code)
             return
         self._refused_since = math.inf
-        if self._new_client is None:
+        if self._terms is None:
             self._finish()
             return
-        self._phase = _State.SHAKING
-        self._client = self._new_client(self._sock)
-        self._data = b""
+        self.shaking = True
+        client = Client(self._key, self._terms, vetting(self._key, self._sock))
+        talk = Talk(self._sock, client)
         self._timer.cancel()
         if self.target.keeps_port:
             self._expire_in(ANSWER_PATIENCE, MUTE)
         if not self._heard:
             self.state, self.detail = MUTE, ""
-        self._loop.watch(self._sock, READ, self._on_data)
-        self._send(self._client.first())
+        self._loop.watch(self._sock, READ, lambda: self._shake(client, talk.go_on))
+        self._shake(client, lambda: talk.send(client.first()))
 
     @staticmethod
     def _met_itself(sock: socket.socket) -> bool:
@@ -199,61 +189,27 @@ class Dial:
         except OSError:
             return False
 
-    def _on_data(self) -> None:
-        assert self._sock is not None
-        assert self._client is not None
+    def _shake(self, client: Client, step: Callable[[], None]) -> None:
+        """Takes a step of the handshake."""
         try:
-            part = self._sock.recv(self._client.want - len(self._data))
-            if not part:
-                raise self._client.closed()
-            self._data += part
-            if len(self._data) < self._client.want:
-                return
-            data, self._data = self._data, b""
-            answer = self._client.feed(data)
-        except BlockingIOError:
-            return
+            step()
         except RefusedError as refusal:
-            self._on_refused(refusal)
+            self._retry(refusal.outcome.text, str(refusal), refusal.outcome != Outcome.CLOSED)
+            if self._refused is not None:
+                self._refused(self, refusal)
             return
-        except OSError:
-            self._on_refused(self._client.closed())
-            return
-        if answer:
-            self._send(answer)
-        elif self._client.done:
+        if client.done:
             self._finish()
-
-    def _send(self, data: bytes) -> None:
-        assert self._sock is not None
-        assert self._client is not None
-        try:
-            complete = self._sock.send(data) == len(data)
-        except OSError:
-            complete = False
-        if not complete:
-            self._on_refused(self._client.closed())
 
     def _finish(self) -> None:
         sock, self._sock = self._sock, None
         assert sock is not None
-        self._timer.cancel()
         self._loop.forget(sock)
-        self._phase = _State.DONE
+        self.stop()
         self._connected(self, sock)
 
-    def _on_refused(self, refusal: RefusedError) -> None:
-        self._retry(refusal.outcome.text, str(refusal), refusal.outcome != Outcome.CLOSED)
-        if self._refused is not None:
-            self._refused(self, refusal)
-
     def _connect_failed(self, code: int) -> None:
-        if code == errno.ECONNREFUSED:
-            self._retry(REFUSED)
-        elif code in (errno.ETIMEDOUT, errno.EAGAIN):
-            self._retry(NO_ANSWER)
-        else:
-            self._retry(os.strerror(code).lower())
+        self._retry(_FAILURES.get(code) or os.strerror(code).lower())
 
     def _expire_in(self, seconds: float, state: str) -> None:
         self._timer.cancel()
@@ -270,12 +226,12 @@ class Dial:
         if heard or not self._heard:
             self.state, self.detail = state, detail
         self._heard = self._heard or heard
-        self._phase = _State.WAITING
         self._timer = self._loop.call_at(time.monotonic() + self._pause, self._try)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     def _hang_up(self) -> None:
         self._timer.cancel()
+        self.shaking = False
         if self._sock is not None:
             self._loop.forget(self._sock)
             with contextlib.suppress(OSError):

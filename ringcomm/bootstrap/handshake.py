@@ -13,8 +13,8 @@ nonces. The role words keep a proof from being reflected, the nonces from being 
 a secret (loopback, or insecure) the key is derived from the job, so that a process of another job
 is still refused.
 
-Client and Server are machines without I/O: exactly ``want`` bytes in, bytes to send out. run()
-drives one over a blocking socket, acceptor.py and dialer.py over non-blocking ones.
+Client and Server are machines without I/O: exactly ``want`` bytes in, bytes to send out. A Talk
+drives one over a non-blocking socket.
 
 Invariants: a server reads at most 160 bytes from anyone and sends nothing to a stranger whose
 first bytes are not ours; without a secret neither end believes a process of another user (vet);
@@ -28,7 +28,6 @@ import hmac
 import secrets
 import socket
 import struct
-import time
 from collections.abc import Callable
 
 from .handshake_params import (
@@ -37,9 +36,9 @@ from .handshake_params import (
     RefusedError,
     Role,
     Terms,
+    closed,
     duplicate,
     key_differs,
-    no_proof,
     other_user,
     term_differs,
     unexpected,
@@ -63,6 +62,8 @@ _NO_PROOF_CODE = 253
 _UNEXPECTED_CODE = 254
 _DUPLICATE_CODE = 255
 
+Admit = Callable[[Terms], RefusedError | None]
+"""Judges a client's proven terms: None, or the error to end with (unexpected() or duplicate())."""
 Vet = Callable[[], RefusedError | None]
 """Returns why the process at the other end is refused, whatever it proves; or None."""
 
@@ -122,10 +123,6 @@ class Client:
         self.want = _VERDICT.size
         return self._proof
 
-    def closed(self) -> RefusedError:
-        """Returns the failure to report if the other end closes now."""
-        return RefusedError("closed by the other end", outcome=Outcome.CLOSED)
-
     def _check_prefix(self) -> None:
         magic, version = self._challenge[:8], int.from_bytes(self._challenge[8:], "little")
         if magic != _CHALLENGE_MAGIC:
@@ -178,8 +175,7 @@ class Server:
     Args:
         key: our key.
         terms: the terms to accept; the client chooses client_rank, rail and lane.
-        admit: called with the client's proven terms; returns None, or the RefusedError to end with
-            (from unexpected() or duplicate()).
+        admit: called with the client's proven terms.
         vet: called once the client has sent its HELLO.
 
     After the last feed() ``done`` is True, or ``refusal`` is the reason.
@@ -189,7 +185,7 @@ class Server:
         self,
         key: Key,
         terms: Terms,
-        admit: Callable[[Terms], RefusedError | None] | None = None,
+        admit: Admit | None = None,
         vet: Vet | None = None,
     ) -> None:
         self._vet = vet
@@ -219,10 +215,6 @@ class Server:
         if not self._challenge:
             return self._take_hello(data)
         return self._take_proof(data)
-
-    def closed(self) -> RefusedError:
-        """Returns the failure to report if the other end closes now."""
-        return RefusedError("closed by the other end", outcome=Outcome.CLOSED)
 
     def _take_prefix(self, data: bytes) -> bytes:
         magic, version = data[:8], int.from_bytes(data[8:], "little")
@@ -267,7 +259,9 @@ class Server:
         expected = self._key.sign(b"client", self._hello, self._challenge)
         if not hmac.compare_digest(proof, expected):
             self.want = 0
-            self.refusal = no_proof(self._key)
+            self.refusal = RefusedError(
+                f"no valid proof of {self._key.name}", outcome=Outcome.AUTHENTICATION_FAILED
+            )
             return _VERDICT.pack(_NO_PROOF_CODE, 0, bytes(_PROOF_BYTES))
         assert self.claimed is not None
         code, value = self._judge(self.claimed)
@@ -311,50 +305,40 @@ class Server:
         return self._make_challenge(refusal.outcome)
 
 
-def run(sock: socket.socket, machine: Client | Server, deadline: float) -> None:
-    """Drives a machine over a connected socket until it is done.
+class Talk:
+    """A machine on a connected, non-blocking socket, which stays the caller's."""
 
-    deadline is a time.monotonic(). The socket's timeout is changed; it stays open on failure.
-    Raises RefusedError.
-    """
-    try:
-        if isinstance(machine, Client):
-            _send(sock, machine.first(), deadline)
-        while machine.want:
-            data = _receive(sock, machine.want, deadline)
-            if len(data) < machine.want:
-                raise machine.closed()
-            _send(sock, machine.feed(data), deadline)
-    except RefusedError:
-        raise
-    except TimeoutError:
-        raise RefusedError("no answer in time", outcome=Outcome.TIMEOUT) from None
-    except OSError as error:
-        raise machine.closed() from error
-    if isinstance(machine, Server) and machine.refusal is not None:
-        raise machine.refusal
+    def __init__(self, sock: socket.socket, machine: Client | Server) -> None:
+        self._sock = sock
+        self._machine = machine
+        self._data = b""
 
+    def send(self, data: bytes) -> None:
+        """Sends bytes of the machine. Raises RefusedError if the connection has ended."""
+        try:
+            complete = self._sock.send(data) == len(data)
+        except OSError:
+            complete = False
+        if not complete:  # the buffer was empty, so the other end is gone
+            raise closed()
 
-def _receive(sock: socket.socket, size: int, deadline: float) -> bytes:
-    """Receives exactly size bytes, or fewer if the other end closed."""
-    data = b""
-    while len(data) < size:
-        _arm(sock, deadline)
-        part = sock.recv(size - len(data))
-        if not part:
-            break
-        data += part
-    return data
-
-
-def _send(sock: socket.socket, data: bytes, deadline: float) -> None:
-    if data:
-        _arm(sock, deadline)
-        sock.sendall(data)
-
-
-def _arm(sock: socket.socket, deadline: float) -> None:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    sock.settimeout(left)
+    def go_on(self) -> None:
+        """Feeds the machine the bytes that have arrived, and sends its answers. Raises the
+        RefusedError that it raises, or that says that the connection has ended."""
+        try:
+            while self._machine.want:
+                part = self._sock.recv(self._machine.want - len(self._data))
+                if not part:
+                    raise closed()
+                self._data += part
+                if len(self._data) == self._machine.want:
+                    data, self._data = self._data, b""
+                    answer = self._machine.feed(data)
+                    if answer:
+                        self.send(answer)
+        except BlockingIOError:
+            return
+        except RefusedError:
+            raise
+        except OSError:
+            raise closed() from None

@@ -163,9 +163,9 @@ def unexpected(terms: Terms) -> RefusedError:
     )
 
 
-def no_proof(key: Key) -> RefusedError:
-    """Makes the error for a wrong proof of the client."""
-    return RefusedError(f"no valid proof of {key.name}", outcome=Outcome.AUTHENTICATION_FAILED)
+def closed() -> RefusedError:
+    """Makes the error for an end that has closed the connection."""
+    return RefusedError("closed by the other end", outcome=Outcome.CLOSED)
 
 
 def other_user(why: str) -> RefusedError:

@@ -9,25 +9,36 @@ most 64 KiB; the bring-up ends for all at the earliest deadline of any, and then
 member leaves, the hub sends all members the missing ranks, so that all raise the same table. There
 are no threads: the hub works only inside rank 0's allgather(). The listeners close once all members
 are in.
+
+Two processes of one job that were both started with RANK=0 find each other: where a port is in use,
+rank 0 asks there (_RivalSearch), which delays it only if it cannot listen anywhere.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
 
 from ..errors import BootstrapError
-from . import rivals
 from .acceptor import Acceptor
-from .dialer import Target
-from .handshake import Server
-from .handshake_params import Key, RefusedError, Terms, duplicate, unexpected
-from .join_failure import FAILED_HEADLINE, LEFT, MAX_ROWS, NEVER_CAME, Lost, Row, join_error
+from .dialer import Dial, Target
+from .handshake_params import Key, Outcome, RefusedError, Terms, duplicate, unexpected
+from .join_failure import (
+    FAILED_HEADLINE,
+    LEFT,
+    MAX_ROWS,
+    NEVER_CAME,
+    JoinError,
+    Lost,
+    Row,
+    join_error,
+)
 from .loop import READ, WRITE, Loop
 from .records import MAX_BYTES, join_blobs, pack
-from .same_user import vetting
 from .sockets import end_when_silent, peer_of, show, tune
 
 HEADER = struct.Struct("<BxHII")
@@ -36,6 +47,8 @@ BLOB, ALL, FAILED = 1, 2, 3
 
 _FLUSH_PATIENCE = 1.0
 """Least seconds for the members to take a message, as the deadline may have passed."""
+_RIVAL_HEADLINE = "two processes of this job say that they are rank 0: give each a RANK of its own"
+_RIVAL_PATIENCE = 1.0  # seconds for a hub that waits for its members to answer
 
 
 class Hub:
@@ -43,7 +56,8 @@ class Hub:
 
     Takes over the listeners. key and terms are those of the handshake (server_rank 0). taken: the
     ports that another process has, which may be a second rank 0 of this job. peer_timeout:
-    seconds without a packet from a member's host after which the member is lost.
+    seconds without a packet from a member's host after which the member is lost. ``round`` is the
+    number of the current round, from 1.
     """
 
     def __init__(
@@ -54,13 +68,12 @@ class Hub:
         taken: Sequence[Target] = (),
         peer_timeout: float = 10.0,
     ) -> None:
-        self._terms = terms
         self._peer_timeout = peer_timeout
         self._world = terms.world_size
         self._members: dict[int, _Member] = {}
         self._claims: dict[int, Row] = {}
         self._gone: dict[int, str] = {}
-        self._round = 0
+        self.round = 0
         self._began = time.monotonic()
         self._deadline = float("inf")
         self._address = show(*listeners[0].getsockname()[:2])
@@ -68,15 +81,17 @@ class Hub:
         self._acceptor: Acceptor | None = Acceptor(
             self._loop,
             listeners,
-            lambda sock: Server(key, terms, self._admit, vetting(key, sock)),
+            key,
+            terms,
+            self._admit,
             self._welcome,
             self._turned_away,
         )
-        self._rivals = rivals.RivalSearch(self._loop, key, terms, taken)
+        self._rivals = _RivalSearch(self._loop, key, terms, taken)
 
     def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
         """Gathers the blobs of all members and sends all to each; see rendezvous.Exchange."""
-        self._round += 1
+        self.round += 1
         self._deadline = min(self._deadline, deadline)
         for member in self._members.values():
             member.next_round()
@@ -121,11 +136,6 @@ class Hub:
 
     # -- the round --
 
-    @property
-    def round(self) -> int:
-        """Number of the current round, from 1."""
-        return self._round
-
     def _complete(self) -> bool:
         return len(self._members) == self._world - 1 and all(
             member.blob is not None for member in self._members.values()
@@ -137,12 +147,12 @@ class Hub:
 
     def _send_all(self, kind: int, payload: bytes, deadline: float = 0.0) -> None:
         """Sends a message to all members that are left: this may be the last before close()."""
-        message = HEADER.pack(kind, self._round, 0, len(payload)) + payload
+        message = HEADER.pack(kind, self.round, 0, len(payload)) + payload
         members = [m for m in self._members.values() if m.rank not in self._gone]
         for member in members:
             member.send(message)
         self._loop.run(
-            lambda: all(m.flushed or m.rank in self._gone for m in members),
+            lambda: all(not m.outbox or m.rank in self._gone for m in members),
             max(deadline, time.monotonic() + _FLUSH_PATIENCE),
         )
 
@@ -151,7 +161,7 @@ class Hub:
         ranks = sorted(self._gone) or range(1, self._world)
         rows = [row for row in map(self._row, ranks) if row is not None]
         if self._rivals.found is not None:
-            headline, rows = rivals.HEADLINE, [self._rivals.found]
+            headline, rows = _RIVAL_HEADLINE, [self._rivals.found]
         elif self._gone:
             headline = FAILED_HEADLINE
         else:
@@ -194,14 +204,13 @@ class Hub:
         if len(self._members) == self._world - 1:
             self._close_acceptor()
 
-    def _turned_away(self, address: str, refusal: RefusedError, claimed: Terms | None) -> None:
-        if claimed is not None and claimed.client_rank < self._world:
-            rank, text, why = claimed.client_rank, refusal.outcome.text, str(refusal)
-            if rank == 0:
-                if not refusal.proven:
-                    return
-                why = "another process of this job says that it is rank 0, as this one does"
-            self._claims[rank] = Row(rank, -1, address, text, why)
+    def _turned_away(self, address: str, refusal: RefusedError, claimed: Terms) -> None:
+        rank, why = claimed.client_rank, str(refusal)
+        if rank >= self._world or (rank == 0 and not refusal.proven):
+            return
+        if rank == 0:
+            why = "another process of this job says that it is rank 0, as this one does"
+        self._claims[rank] = Row(rank, -1, address, refusal.outcome.text, why)
 
     def _close_acceptor(self) -> None:
         if self._acceptor is not None:
@@ -221,13 +230,8 @@ class _Member:
         self._loop = loop
         self._sock = sock
         self._inbox = b""
-        self._outbox = b""
+        self.outbox = b""
         self._watch()
-
-    @property
-    def flushed(self) -> bool:
-        """True if no message is left to send."""
-        return not self._outbox
 
     def next_round(self) -> None:
         """Forgets this round's blob and reads the next, if it has arrived already."""
@@ -236,7 +240,7 @@ class _Member:
 
     def send(self, message: bytes) -> None:
         """Queues a message."""
-        self._outbox += message
+        self.outbox += message
         self._watch()
 
     def close(self) -> None:
@@ -245,7 +249,7 @@ class _Member:
         self._sock.close()
 
     def _watch(self) -> None:
-        self._loop.watch(self._sock, READ | (WRITE if self._outbox else 0), self._advance)
+        self._loop.watch(self._sock, READ | (WRITE if self.outbox else 0), self._advance)
 
     def _lose(self, why: str) -> None:
         self._loop.forget(self._sock)
@@ -253,8 +257,8 @@ class _Member:
 
     def _advance(self) -> None:
         try:
-            if self._outbox:
-                self._outbox = self._outbox[self._sock.send(self._outbox) :]
+            if self.outbox:
+                self.outbox = self.outbox[self._sock.send(self.outbox) :]
                 self._watch()
             data = self._sock.recv(HEADER.size + MAX_BYTES - len(self._inbox) + 1)
         except BlockingIOError:
@@ -282,3 +286,48 @@ class _Member:
         if len(self._inbox) >= end:
             self.blob = self._inbox[HEADER.size : end]
             self._inbox = self._inbox[end:]
+
+
+class _RivalSearch:
+    """Dials the targets; ``found`` is a row for another rank 0 once it has answered.
+
+    It dials as a client that claims rank 0: only a hub of the same job, which has checked its
+    proof, can answer that it has this rank already. Any other program there is asked once.
+    """
+
+    def __init__(self, loop: Loop, key: Key, terms: Terms, targets: Sequence[Target]) -> None:
+        self.found: Row | None = None
+        claim = dataclasses.replace(terms, client_rank=0)
+        self._dials = [
+            Dial(
+                loop,
+                target,
+                key,
+                claim,
+                lambda _dial, sock: sock.close(),  # no hub lets rank 0 in
+                self._refused,
+            )
+            for target in targets
+        ]
+
+    def stop(self) -> None:
+        """Stops dialling."""
+        for dial in self._dials:
+            dial.stop()
+
+    def _refused(self, dial: Dial, refusal: RefusedError) -> None:
+        dial.stop()
+        if refusal.proven and refusal.outcome == Outcome.DUPLICATE:
+            there = show(dial.target.address, dial.target.port)
+            self.found = Row(0, -1, there, refusal.outcome.text, str(refusal))
+
+
+def find_rival(targets: Sequence[Target], key: Key, terms: Terms) -> JoinError | None:
+    """Returns the error to raise if another rank 0 of this job listens at one of the targets."""
+    with contextlib.closing(Loop()) as loop:
+        search = _RivalSearch(loop, key, terms, targets)
+        try:
+            loop.run(lambda: search.found is not None, time.monotonic() + _RIVAL_PATIENCE)
+        finally:
+            search.stop()
+    return None if search.found is None else join_error(_RIVAL_HEADLINE, [search.found])

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable
 from ..config import Config
 from ..errors import BootstrapError
 from .dialer import Dial, Target
-from .handshake import Client
 from .handshake_params import Key, Outcome, RefusedError, Terms
 from .hub import ALL, BLOB, FAILED, HEADER
 from .join_failure import LEFT, MAX_ROWS, Lost, Row, join_error
@@ -24,7 +23,6 @@ from .launch import Identity
 from .loop import READ, Loop
 from .meeting import resolve
 from .records import LENGTH, MAX_BYTES, Record, split_blobs
-from .same_user import vetting
 from .secret import Secret, check_exposed
 from .sockets import end_when_silent, peer_of, show, tune
 from .system import describe
@@ -84,7 +82,8 @@ class _Search:
             Dial(
                 self._loop,
                 target,
-                lambda sock: Client(key, terms, vetting(key, sock)),
+                key,
+                terms,
                 self._connected,
                 self._refused,
                 now + position * _STAGGER,

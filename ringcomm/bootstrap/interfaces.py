@@ -7,18 +7,18 @@ that spans hosts unless it was named.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import ipaddress
-import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ..errors import ConfigError
 from . import netlink
 from .netlink import Address
+from .system import read_number
 
 _IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40
-_IFA_TENTATIVE, _IFA_DADFAILED, _IFA_DEPRECATED, _IFA_TEMPORARY = 0x40, 0x08, 0x20, 0x01
+_IFA_TEMPORARY = 0x01
+_UNUSABLE = 0x40 | 0x08 | 0x20  # IFA_F_TENTATIVE, IFA_F_DADFAILED, IFA_F_DEPRECATED
 
 # Devices for traffic of containers and virtual machines, or with a slow way to other hosts.
 _VIRTUAL_NAMES = ("docker", "br-", "virbr", "cni", "flannel", "veth", "cali", "lxc", "podman")
@@ -78,31 +78,27 @@ class Interface:
         return f"{self.name} ({self.kind}, {state}{speed}): {where}"
 
 
-def addresses_by_name() -> dict[str, list[Address]]:
-    """Returns the addresses of each network port, by its name. Raises OSError."""
-    found: dict[str, list[Address]] = {}
-    for entry in _present_addresses():
-        with contextlib.suppress(OSError):  # the port has just gone
-            found.setdefault(socket.if_indextoname(entry.index), []).append(entry.address)
-    return found
-
-
-def _present_addresses() -> Iterator[netlink.LinkAddress]:
-    unusable = _IFA_TENTATIVE | _IFA_DADFAILED | _IFA_DEPRECATED
-    return (entry for entry in netlink.addresses() if not entry.flags & unusable)
-
-
 def list_interfaces() -> list[Interface]:
     """Lists all network ports of this network namespace, in the kernel's order."""
-    by_link: dict[int, list[netlink.LinkAddress]] = {}
-    for entry in _present_addresses():
-        by_link.setdefault(entry.index, []).append(entry)
-    return [_interface(link, by_link.get(link.index, [])) for link in netlink.links()]
+    return [_interface(link, addresses) for link, addresses in _links_with_addresses()]
 
 
-def _interface(link: netlink.Link, entries: list[netlink.LinkAddress]) -> Interface:
+def addresses_by_name() -> dict[str, list[Address]]:
+    """Returns the addresses of each network port, as ``list_interfaces`` orders them. Asks no
+    driver, which may take long while its port is in trouble."""
+    return {link.name: addresses for link, addresses in _links_with_addresses()}
+
+
+def _links_with_addresses() -> list[tuple[netlink.Link, list[Address]]]:
+    by_link: dict[int, list[Address]] = {}
+    for entry in sorted(netlink.addresses(), key=_preference):
+        if not entry.flags & _UNUSABLE:
+            by_link.setdefault(entry.index, []).append(entry.address)
+    return [(link, by_link.get(link.index, [])) for link in netlink.links()]
+
+
+def _interface(link: netlink.Link, addresses: Sequence[Address]) -> Interface:
     loopback = bool(link.flags & _IFF_LOOPBACK)
-    entries = sorted(entries, key=_preference)
     return Interface(
         name=link.name,
         index=link.index,
@@ -112,7 +108,7 @@ def _interface(link: netlink.Link, entries: list[netlink.LinkAddress]) -> Interf
         loopback=loopback,
         virtual=link.kind in _VIRTUAL_KINDS or link.name.startswith(_VIRTUAL_NAMES),
         mbit_per_s=None if loopback or link.kind == "veth" else _speed(link),
-        addresses=tuple(entry.address for entry in entries),
+        addresses=tuple(addresses),
     )
 
 
@@ -125,14 +121,9 @@ def _speed(link: netlink.Link) -> int | None:
     """Returns Mbit/s as the driver reports them; None if it does not, or if /sys is another
     namespace's."""
     base = f"/sys/class/net/{link.name}/"
-    try:
-        with open(base + "ifindex", encoding="ascii") as file:
-            if int(file.read()) != link.index:
-                return None
-        with open(base + "speed", encoding="ascii") as file:
-            speed = int(file.read())
-    except (OSError, ValueError):
+    if read_number(base + "ifindex", 0) != link.index:
         return None
+    speed = read_number(base + "speed", 0)
     return speed if speed > 0 else None
 
 

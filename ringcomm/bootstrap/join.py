@@ -52,17 +52,21 @@ def join(
         )
     if timeout is not None:
         config = config.replaced(connect_timeout=timeout)
+    exchange: Exchange | None = None
     if mpi is not None:
-        identity = _mpi_identity(mpi)
+        identity, exchange = _mpi_identity(mpi), mpi_exchange(mpi)
     elif store is not None and rank is not None and world_size is not None:
         identity = placed(rank, world_size)
     else:
         identity = identify(rank, world_size, init_method)
+    if store is not None:
+        exchange = StoreExchange(store, identity.rank, identity.world_size)
     secret = load(config)
-    joined = mesh.join(identity, config, secret, _carrier(identity, mpi, store))
+    joined = mesh.join(identity, config, secret, exchange)
     return Joined(joined, config, secret, identity.job)
 
 
+@typed_errors()
 def join_through_store(
     config: Config, rank: int, world_size: int, store: Any, job: str, patience: float
 ) -> Joined:
@@ -75,14 +79,12 @@ def join_through_store(
 
     Raises ConfigError, BootstrapError.
     """
-    with typed_errors():
-        secret = load(config)
-        exchange = StoreExchange(store, rank, world_size)
-        if world_size > 1:
-            exchange.allgather(b"", time.monotonic() + patience)
-        joined = mesh.join(
-            Identity(rank, world_size, launcher="torch", job=job), config, secret, exchange
-        )
+    secret = load(config)
+    exchange = StoreExchange(store, rank, world_size)
+    if world_size > 1:
+        exchange.allgather(b"", time.monotonic() + patience)
+    identity = Identity(rank, world_size, launcher="torch", job=job)
+    joined = mesh.join(identity, config, secret, exchange)
     return Joined(joined, config, secret, job)
 
 
@@ -98,14 +100,7 @@ def _mpi_identity(mpi: Any) -> Identity:
     return Identity(rank, world_size, launcher="mpi4py", job="mpi4py")
 
 
-def _carrier(identity: Identity, mpi: Any, store: Any) -> Exchange | None:
-    if mpi is not None:
-        return mpi_exchange(mpi)
-    if store is not None:
-        return StoreExchange(store, identity.rank, identity.world_size)
-    return None
-
-
+@typed_errors()
 def regroup(
     parent: Joined,
     members: Sequence[int],
@@ -130,8 +125,7 @@ def regroup(
     job = f"{parent.job}/{number}:{','.join(map(str, members))}"
     rank = list(members).index(parent.mesh.rank)
     identity = Identity(rank, len(members), launcher="split", job=job)
-    with typed_errors():
-        joined = mesh.join(identity, config, parent.secret, exchange, epoch)
+    joined = mesh.join(identity, config, parent.secret, exchange, epoch)
     busy = max(joined.ranks_on_machine, parent.mesh.ranks_on_machine)  # counts other groups, too
     joined = dataclasses.replace(joined, ranks_on_machine=busy)
     return Joined(joined, config, parent.secret, job, epoch)

@@ -50,9 +50,7 @@ class Row:
 
     def to_fields(self) -> dict[str, Any]:
         """Returns the fields for a blob."""
-        fields = dataclasses.asdict(self)
-        fields["detail"] = self.detail[:200]
-        return fields
+        return {**dataclasses.asdict(self), "detail": self.detail[:200]}
 
     @classmethod
     def from_record(cls, record: Record, world_size: int) -> Row:

@@ -79,28 +79,22 @@ class Core(Protocol):
 
     def losses(self) -> Losses | None:
         """Returns what is lost now; None once the communicator has failed."""
-        ...
 
     def drop(self, lane: LaneId) -> Mark | None:
         """Gives a lane up, if it is not lost yet; None if it cannot be made anew."""
-        ...
 
     def renew(self, lane: LaneId, fd: int, ours: Mark, theirs: Mark) -> bool:
         """Goes on over a connected socket, which is the core's from now on. False if the lane is
         not where our mark says."""
-        ...
 
     def lose_peer(self, peer: int) -> None:
         """Ends the communicator, as the peer has ended; without effect while it has a lane."""
-        ...
 
     def report(self) -> list[dict[str, Any]]:
         """Returns a row for each lane, for people."""
-        ...
 
     def close(self) -> None:
         """Has every later call do nothing, and waits for one that is under way."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,25 +208,25 @@ class LaneKeeper:
         except Exception:  # as where the program has closed its descriptors
             _log.exception("lost lanes are not made anew any more")
         finally:
-            self._end()
-
-    def _end(self) -> None:
-        _live.discard(self)
-        self._loop.disown_closed()
-        for dial in self._dials.values():
-            dial.stop()
-        for meeting in list(self._meetings.values()):
-            meeting.end()
-        self._moved_ports.close()
-        self._acceptor.close()
-        self._status.close()
-        self._loop.close()
-        self._woken.close()
+            _live.discard(self)
+            self._loop.disown_closed()
+            for dial in self._dials.values():
+                dial.stop()
+            for meeting in list(self._meetings.values()):
+                meeting.end()
+            self._moved_ports.close()
+            self._acceptor.close()
+            self._status.close()
+            self._loop.close()
+            self._woken.close()
 
     def _report(self) -> dict[str, Any]:
-        rank, world_size = self._plan.rank, self._plan.world_size
-        lanes = self._core.report()
-        return {"pid": os.getpid(), "rank": rank, "world_size": world_size, "lanes": lanes}
+        return {
+            "pid": os.getpid(),
+            "rank": self._plan.rank,
+            "world_size": self._plan.world_size,
+            "lanes": self._core.report(),
+        }
 
     def _look(self) -> None:
         losses = self._core.losses()
@@ -316,9 +310,9 @@ class LaneKeeper:
     def _reach(self, lane: LaneId, sock: socket.socket) -> None:
         """Goes on with a connection that this rank has dialled."""
         losses = self._core.losses()
-        is_wanted = losses is not None and lane in losses.lost | losses.silent
-        if lane in self._meetings and lane in self._plan.expected:
-            is_wanted = False  # of two at once the higher rank's counts
+        # Of two at once the higher rank's counts.
+        is_second = lane in self._meetings and lane in self._plan.expected
+        is_wanted = losses is not None and lane in losses.lost | losses.silent and not is_second
         ours = self._core.drop(lane) if is_wanted else None
         if ours is None:  # it is well again
             sock.close()
@@ -381,20 +375,16 @@ class _Meeting:
             self.sock.send(mark.pack(), socket.MSG_NOSIGNAL)  # into an empty buffer: all of it
 
     def _read(self, data: bytes | None) -> None:
-        if data is None:
-            self.end()
-        else:
-            self._go_on(Mark(*_MARK.unpack(data)))
-
-    def _go_on(self, theirs: Mark) -> None:
         keeper = self.keeper
         ours = self.ours
-        if ours is None:
+        if data is not None and ours is None:
             ours = keeper._core.drop(self.lane)
-            if ours is None:
-                self.end()
-                return
-            self._send(ours)
+            if ours is not None:
+                self._send(ours)
+        if data is None or ours is None:
+            self.end()
+            return
+        theirs = Mark(*_MARK.unpack(data))
         self._leave()
         tune(self.sock, keeper._plan.congestion)
         keep_alive(self.sock, False)

@@ -12,17 +12,15 @@ import dataclasses
 import select
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from .acceptor import Acceptor, TurnedAway
 from .dialer import Dial, Target
-from .handshake import Client, Server
 from .handshake_params import Key, RefusedError, Role, Terms, duplicate, unexpected
 from .join_failure import CONNECTED, LEFT, NO_ANSWER, NOT_SEEN, REFUSED, Row
 from .loop import Loop
 from .probe import PROBE_LANE
-from .same_user import vetting
 from .sockets import has_hung_up, keep_alive, show, silence, tune
 
 Alarm = Callable[[Loop, Callable[[], None]], None]
@@ -60,15 +58,10 @@ class Plan:
     listeners: Sequence[socket.socket]
     """Listening sockets; the LaneMaker takes them over."""
     targets: dict[LaneId, Target]
-    """Where the peer of each lane listens."""
+    """Where the peer of each lane listens; all lanes are here."""
     expected: frozenset[LaneId]
     """Lanes that higher ranks will dial."""
     congestion: Sequence[str] = ()
-
-    @property
-    def dials(self) -> list[LaneId]:
-        """The lanes that this rank dials."""
-        return [lane for lane in self.targets if lane not in self.expected]
 
     def dial(
         self,
@@ -98,13 +91,14 @@ class Plan:
         return Dial(
             loop,
             dataclasses.replace(target, source=source or target.source),
-            lambda sock: Client(self.key, terms, vetting(self.key, sock)),
+            self.key,
+            terms,
             lambda _dial, sock: connected(sock),
         )
 
     def knock(self, loop: Loop, lane: LaneId) -> Dial:
         """Finds out whether a lane's peer still listens: Dial.refused_for tells."""
-        return Dial(loop, self.targets[lane], None, lambda _dial, sock: sock.close())
+        return Dial(loop, self.targets[lane], self.key, None, lambda _dial, sock: sock.close())
 
     def accept(
         self,
@@ -129,7 +123,9 @@ class Plan:
         return Acceptor(
             loop,
             self.listeners,
-            lambda sock: Server(self.key, terms, judge, vetting(self.key, sock)),
+            self.key,
+            terms,
+            judge,
             lambda sock, claimed: welcome(_lane_of(claimed), sock),
             turned_away,
         )
@@ -140,10 +136,10 @@ def _lane_of(claimed: Terms) -> LaneId:
 
 
 class LaneMaker:
-    """Runs one Plan. close() it after use: it closes every socket not taken from ``made``."""
+    """Runs a plan. close() it after use: it closes every socket not taken from ``made``."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+        self.plan = plan
         self.made: dict[LaneId, socket.socket] = {}
         self._dark: set[LaneId] = set()
         self._claims: dict[int, Row] = {}
@@ -153,8 +149,7 @@ class LaneMaker:
         self._acceptor = plan.accept(
             self._loop, Role.LANE, self._admit, self._welcome, self._turned_away
         )
-        self._dials = {lane: self._dial(lane) for lane in plan.dials}
-        self._peers = {lane.peer for lane in self._all()}
+        self._dials = {lane: self._dial(lane) for lane in plan.targets if lane not in plan.expected}
 
     def run(self, deadline: float, alarm: Alarm | None = None) -> None:
         """Makes as many lanes as possible until the deadline, or until the alarm rings."""
@@ -180,22 +175,22 @@ class LaneMaker:
         for lane, dial in self._dials.items():
             tried.setdefault(lane.peer, set()).add(CONNECTED if lane in self.made else dial.state)
         deaf = {peer for peer, states in tried.items() if states == {REFUSED}}
-        return [Row(peer, self._plan.rank, "", LEFT) for peer in sorted(ended | deaf)]
+        return [Row(peer, self.plan.rank, "", LEFT) for peer in sorted(ended | deaf)]
 
     def hand_over(self, lanes: Sequence[LaneId]) -> Plan:
         """Returns the plan of these lanes alone, with the listeners, which are the caller's from
         now on."""
         return dataclasses.replace(
-            self._plan,
+            self.plan,
             listeners=self._acceptor.release(),
             targets={lane: self._later_target(lane) for lane in lanes},
-            expected=self._plan.expected & frozenset(lanes),
+            expected=self.plan.expected & frozenset(lanes),
         )
 
     def _later_target(self, lane: LaneId) -> Target:
         """Returns the target of a lane without the ways that may lead over another port than that
         by which it was made, or was to be."""
-        target = self._plan.targets[lane]
+        target = self.plan.targets[lane]
         way = self._dials[lane].way if lane in self._dials and lane in self.made else target
         if way is not target.link_local:
             target = way
@@ -224,33 +219,27 @@ class LaneMaker:
                 state, detail = NO_ANSWER, "it was connected, and went dark"
             if not made or (lane.peer, lane.rail) not in found:
                 found[lane.peer, lane.rail] = Row(
-                    lane.peer, self._plan.rank, where, state, detail, lane.rail
+                    lane.peer, self.plan.rank, where, state, detail, lane.rail
                 )
-        awaited = {lane.peer for lane in self._plan.expected - self.made.keys()}
+        awaited = {lane.peer for lane in self.plan.expected - self.made.keys()}
         rows = [
             self._claims.get(peer)
-            or Row(peer, self._plan.rank, "", NOT_SEEN, self._acceptor.trouble)
+            or Row(peer, self.plan.rank, "", NOT_SEEN, self._acceptor.trouble)
             for peer in sorted(awaited)
         ]
         return list(found.values()) + rows
 
-    def _all(self) -> Iterable[LaneId]:
-        return self._dials.keys() | self._plan.expected
-
     def _settled(self) -> bool:
-        if self._in_vain:
+        if self._in_vain or len(self.made) == len(self.plan.targets):
             return True
-        if len(self.made) == len(self._dials) + len(self._plan.expected):
-            return True
-        if time.monotonic() - self._progress < RAIL_GRACE:
-            return False
-        return {lane.peer for lane in self.made} == self._peers
+        is_stuck = time.monotonic() - self._progress >= RAIL_GRACE
+        return is_stuck and {i.peer for i in self.made} == {i.peer for i in self.plan.targets}
 
     def _give_up(self) -> None:
         self._in_vain = True
 
     def _keep(self, lane: LaneId, sock: socket.socket) -> None:
-        tune(sock, self._plan.congestion)
+        tune(sock, self.plan.congestion)
         keep_alive(sock, True)
         self.made[lane] = sock
         self._progress = time.monotonic()
@@ -258,7 +247,7 @@ class LaneMaker:
     # -- lanes to lower ranks --
 
     def _dial(self, lane: LaneId) -> Dial:
-        return self._plan.dial(self._loop, Role.LANE, lane, lambda sock: self._keep(lane, sock))
+        return self.plan.dial(self._loop, Role.LANE, lane, lambda sock: self._keep(lane, sock))
 
     # -- lanes from higher ranks --
 
@@ -272,7 +261,7 @@ class LaneMaker:
             self.made.pop(lane).close()
         self._keep(lane, sock)
 
-    def _turned_away(self, address: str, refusal: RefusedError, claimed: Terms | None) -> None:
-        if claimed is not None and self._plan.rank < claimed.client_rank < self._plan.world_size:
+    def _turned_away(self, address: str, refusal: RefusedError, claimed: Terms) -> None:
+        if self.plan.rank < claimed.client_rank < self.plan.world_size:
             peer, text = claimed.client_rank, refusal.outcome.text
-            self._claims[peer] = Row(peer, self._plan.rank, address, text, str(refusal))
+            self._claims[peer] = Row(peer, self.plan.rank, address, text, str(refusal))

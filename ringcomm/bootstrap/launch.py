@@ -1,12 +1,13 @@
 """Rank, world size and meeting point of this process: one answer from many launchers.
 
 Sources, first match wins: explicit arguments; torchrun and plain RANK/WORLD_SIZE; Open MPI;
-MPICH and Intel MPI; Slurm; a world of one. launchers.py knows their variables, this file turns
-what they say into one Identity.
+MPICH and Intel MPI; Slurm; a world of one. The order in detect() is the order of trust: torchrun
+inside Slurm is torchrun, mpirun inside Slurm is mpirun.
 
 Invariants: nothing is resolved, connected or listened on here; a value that is given but cannot
 work is a ConfigError naming the variable, never a guess; every rank of a job computes the same
-``job`` and the same ``master_ports``.
+``job`` and the same ``master_ports``; a launcher's reader returns None if its variables are not
+set.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import re
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..errors import ConfigError
-from .launchers import Launched, detect, integer
+
+Env = Mapping[str, str]
 
 LOOPBACK = "127.0.0.1"
 CANDIDATES = 8
@@ -49,6 +52,11 @@ class Identity:
     """Name of the job, equal on all its ranks; other jobs differ if the launcher names them."""
 
     @property
+    def one_host(self) -> bool:
+        """True only if the launcher says that all ranks share a host."""
+        return self.local_world_size == self.world_size
+
+    @property
     def master_port(self) -> int:
         """The preferred rendezvous port; 0 in a world of one."""
         return self.master_ports[0] if self.master_ports else 0
@@ -58,7 +66,7 @@ def identify(
     rank: int | None = None,
     world_size: int | None = None,
     init_method: str | None = None,
-    env: Mapping[str, str] | None = None,
+    env: Env | None = None,
 ) -> Identity:
     """Returns the Identity of this process.
 
@@ -76,7 +84,7 @@ def identify(
         raise ConfigError(f"{missing} is missing: give both rank and world_size, or neither")
     address = _parse_init_method(init_method)
     if rank is not None and world_size is not None:
-        launched = Launched("explicit", rank, world_size)
+        launched = Identity(rank, world_size, launcher="explicit")
     else:
         found = detect(env)
         if found is None and init_method is not None:
@@ -84,38 +92,27 @@ def identify(
                 f"init_method={init_method!r} but no launcher's environment was found: set RANK, "
                 "WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or pass rank and world_size"
             )
-        launched = found or Launched("none", 0, 1)
+        launched = found or Identity(0, 1, launcher="none")
     _check(launched)
+    ports: tuple[int, ...] = ()
     if launched.world_size == 1:
-        return _identity(launched, "", (), launched.job or launched.launcher)
-    if address is not None:
-        job = f"{launched.job or 'tcp'}:{address[1]}"
-        return _identity(launched, address[0], (address[1],), job)
-    return _meeting_point(launched, env)
+        addr, job = "", launched.job or launched.launcher
+    elif address is not None:
+        addr, ports, job = address[0], address[1:], f"{launched.job or 'tcp'}:{address[1]}"
+    else:
+        addr, ports, job = _meeting_point(launched, env)
+    return dataclasses.replace(launched, master_addr=addr, master_ports=ports, job=job)
 
 
 def placed(rank: int, world_size: int) -> Identity:
     """Returns the Identity of a rank that meets the others over a torch Store, at no address.
     Raises ConfigError."""
-    launched = Launched("explicit", rank, world_size)
-    _check(launched)
-    return _identity(launched, "", (), "store")
+    identity = Identity(rank, world_size, launcher="explicit", job="store")
+    _check(identity)
+    return identity
 
 
-def _identity(launched: Launched, addr: str, ports: tuple[int, ...], job: str) -> Identity:
-    return Identity(
-        rank=launched.rank,
-        world_size=launched.world_size,
-        local_rank=launched.local_rank,
-        local_world_size=launched.local_world_size,
-        master_addr=addr,
-        master_ports=ports,
-        launcher=launched.launcher,
-        job=job,
-    )
-
-
-def _check(launched: Launched) -> None:
+def _check(launched: Identity) -> None:
     rank, world = launched.rank, launched.world_size
     for name, value in (("rank", rank), ("world_size", world)):
         if isinstance(value, bool) or not isinstance(value, int):
@@ -145,25 +142,22 @@ def _parse_init_method(init_method: str | None) -> tuple[str, int] | None:
     return host, port
 
 
-def _meeting_point(launched: Launched, env: Mapping[str, str]) -> Identity:
-    """Returns the identity with the rendezvous address, from MASTER_* or from the launcher."""
+def _meeting_point(launched: Identity, env: Env) -> tuple[str, tuple[int, ...], str]:
+    """Returns address and ports of the rendezvous, from MASTER_* or from the launcher, and the name
+    of the job."""
     addr = env.get("MASTER_ADDR", "").strip()
     port = integer(env, "MASTER_PORT")
     if port is not None and not 1 <= port <= 65535:
         raise ConfigError(f"MASTER_PORT={port}: give a port from 1 to 65535")
 
-    if launched.launcher in ("env", "torchrun", "explicit"):
-        if not addr or port is None:
-            raise ConfigError(
-                f"world_size={launched.world_size} but MASTER_ADDR and MASTER_PORT are not both "
-                f"set: {_MEETING_POINT}"
-            )
-        if launched.launcher == "torchrun" and launched.one_host:
-            addr = LOOPBACK
-    elif not addr and launched.one_host:
+    if launched.launcher in ("env", "torchrun", "explicit") and (not addr or port is None):
+        raise ConfigError(
+            f"world_size={launched.world_size} but MASTER_ADDR and MASTER_PORT are not both "
+            f"set: {_MEETING_POINT}"
+        )
+    if launched.one_host and (not addr or launched.launcher == "torchrun"):
         addr = LOOPBACK
-    elif not addr:
-        addr = launched.first_host
+    addr = addr or launched.master_addr
     if not addr:
         raise ConfigError(
             f"{launched.launcher} started {launched.world_size} ranks that are not all known to "
@@ -172,12 +166,12 @@ def _meeting_point(launched: Launched, env: Mapping[str, str]) -> Identity:
 
     job = launched.job or "tcp"
     if port is None:
-        return _identity(launched, addr, derived_ports(job), job)
+        return addr, derived_ports(job), job
     job = f"{job}:{port}"
     # torchrun's agent already listens on MASTER_PORT.
     first = port + 1 if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else port
     ports = tuple(range(first, min(first + CANDIDATES, 65536)))
-    return _identity(launched, addr, ports or derived_ports(job), job)
+    return addr, ports or derived_ports(job), job
 
 
 def derived_ports(job: str) -> tuple[int, ...]:
@@ -191,3 +185,142 @@ def derived_ports(job: str) -> tuple[int, ...]:
             ports.append(port)
         counter += 1
     return tuple(ports)
+
+
+# -- the launchers' variables --
+
+
+def detect(env: Env) -> Identity | None:
+    """Returns what the first launcher says whose variables are in env, or None. master_addr is the
+    first host, or empty, and so is a job that it does not name. Raises ConfigError for variables
+    that are incomplete or not numbers."""
+    for reader in (_torchrun, _open_mpi, _hydra, _slurm, _pmi):
+        found = reader(env)
+        if found is not None:
+            return found
+    for one, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
+        if _is_set(env, one):
+            raise ConfigError(f"{one} is set but {other} is not: set both, or neither")
+    return None
+
+
+def _is_set(env: Env, name: str) -> bool:
+    return bool(env.get(name, "").strip())
+
+
+def integer(env: Env, name: str) -> int | None:
+    """Reads a variable as a number of 0 or more; None if it is not set or empty."""
+    if not _is_set(env, name):
+        return None
+    text = env[name].strip()
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise ConfigError(f"{name}={text!r} is not a whole number of 0 or more: set it to one")
+    return int(text)
+
+
+def _pair(env: Env, rank: str, size: str) -> tuple[int, int] | None:
+    """Reads rank and size; None if rank is not set. Raises ConfigError if only size is not set."""
+    first, second = integer(env, rank), integer(env, size)
+    if first is None:
+        return None
+    if second is None:
+        raise ConfigError(f"{rank} is set but {size} is not: set both, or neither")
+    return first, second
+
+
+def _torchrun(env: Env) -> Identity | None:
+    if not (_is_set(env, "RANK") and _is_set(env, "WORLD_SIZE")):
+        return None
+    pair = _pair(env, "RANK", "WORLD_SIZE")
+    assert pair is not None
+    run = env.get("TORCHELASTIC_RUN_ID")
+    job = f"torchrun:{run}:{env.get('TORCHELASTIC_RESTART_COUNT', '0')}" if run else ""
+    return Identity(
+        *pair,
+        local_rank=integer(env, "LOCAL_RANK"),
+        local_world_size=integer(env, "LOCAL_WORLD_SIZE"),
+        launcher="torchrun" if run else "env",
+        job=job,
+    )
+
+
+def _open_mpi(env: Env) -> Identity | None:
+    # 5.x and late 4.x name the job in PMIX_NAMESPACE, older ones in an MCA variable.
+    job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid", "")
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    return _mpi(env, "mpirun", [f"OMPI_COMM_WORLD_{name}" for name in names], job)
+
+
+def _hydra(env: Env) -> Identity | None:
+    """Reads the variables of mpiexec of MPICH and Intel MPI; PMI_RANK alone may also be srun's."""
+    return _pmi(env) if "MPI_LOCALRANKID" in env else None
+
+
+def _pmi(env: Env) -> Identity | None:
+    names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    return _mpi(env, "mpiexec", names, env.get("PMI_JOBID", ""))
+
+
+def _mpi(env: Env, launcher: str, names: Sequence[str], job: str) -> Identity | None:
+    """Reads the variables with rank, size, local rank and local size. A job without an id that runs
+    on one host is named after the launcher's process, which all its ranks see."""
+    rank, size, local_rank, local_size = names
+    pair = _pair(env, rank, size)
+    if pair is None:
+        return None
+    local = integer(env, local_rank), integer(env, local_size)
+    launched = Identity(*pair, *local, launcher=launcher)
+    if not job and launched.one_host:
+        job = _parent_launcher()
+    return dataclasses.replace(launched, job=f"{launcher}:{job}")
+
+
+def _slurm(env: Env) -> Identity | None:
+    # A batch script has SLURM_PROCID and SLURM_NTASKS too; only srun's tasks have a step.
+    if "SLURM_STEP_ID" not in env or integer(env, "SLURM_PROCID") is None:
+        return None
+    size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
+    pair = _pair(env, "SLURM_PROCID", size)
+    assert pair is not None
+    nodes = integer(env, "SLURM_STEP_NUM_NODES") or integer(env, "SLURM_NNODES")
+    nodelist = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST", "")
+    return Identity(
+        *pair,
+        local_rank=integer(env, "SLURM_LOCALID"),
+        local_world_size=pair[1] if nodes == 1 else None,
+        master_addr=first_host(nodelist),
+        launcher="srun",
+        job=f"srun:{env.get('SLURM_JOB_ID', '')}.{env['SLURM_STEP_ID']}",
+    )
+
+
+def first_host(nodelist: str) -> str:
+    """Returns the first host of a Slurm node list such as ``gpu[03-07,11],big1``, or "".
+
+    Raises ConfigError if the list cannot be read.
+    """
+    match = re.match(r"((?:[^,\[\]\s]|\[[^\[\]\s]+\])*)(?:,|$)", nodelist)
+    if match is None:
+        raise ConfigError(f"the Slurm node list {nodelist!r} cannot be read: set MASTER_ADDR")
+    return re.sub(r"\[([^\]]+)\]", lambda m: re.split("[-,]", m[1])[0], match[1])
+
+
+def _parent_launcher() -> str:
+    """Identifies the launcher process above this one, or returns "" if there is none.
+
+    Pid and start time of the nearest ancestor that starts MPI ranks: equal on all ranks of one
+    host, and different in another job, even through wrapper scripts.
+    """
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                stat = file.read()
+        except OSError:
+            return ""
+        name = stat[stat.find("(") + 1 : stat.rfind(")")]
+        fields = stat[stat.rfind(")") + 2 :].split()
+        if name.startswith(("hydra", "mpiexec", "mpirun", "orted", "prte", "pmi_proxy")):
+            return f"{pid}.{fields[19]}"
+        pid = int(fields[1])
+    return ""

@@ -7,6 +7,7 @@ close() forgets all sockets and closes none.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import itertools
 import os
@@ -14,7 +15,6 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 _unclosed: list[selectors.EpollSelector] = []
 """Those whose descriptors are other files' now; else they would be closed with their objects."""
@@ -36,19 +36,11 @@ def inode(descriptor: int) -> int:
         return 0
 
 
-class Watched(Protocol):
-    """Object with a descriptor: a socket, or another loop."""
-
-    def fileno(self) -> int:
-        """Returns the descriptor; negative if it is closed."""
-        ...
-
-
+@dataclasses.dataclass
 class Timer:
     """Callback that runs once at a time; cancel() may be called any number of times."""
 
-    def __init__(self, callback: Callback) -> None:
-        self.callback: Callback | None = callback
+    callback: Callback | None
 
     def cancel(self) -> None:
         """Keeps the callback from running."""
@@ -114,7 +106,7 @@ class Loop:
         loop can watch this one."""
         return self._selector.fileno()
 
-    def watch(self, sock: Watched, events: int, callback: Callback) -> None:
+    def watch(self, sock: socket.socket | Loop, events: int, callback: Callback) -> None:
         """Calls callback whenever sock is ready for one of events; replaces an earlier watch."""
         if sock in self._selector.get_map():
             self._selector.modify(sock, events, callback)
@@ -122,7 +114,7 @@ class Loop:
             self._selector.register(sock, events, callback)
             self._inodes[sock.fileno()] = inode(sock.fileno())
 
-    def forget(self, sock: Watched) -> None:
+    def forget(self, sock: socket.socket | Loop) -> None:
         """Stops watching sock, if it was watched. Call it before closing the socket."""
         if sock.fileno() >= 0 and sock in self._selector.get_map():
             self._selector.unregister(sock)
@@ -149,7 +141,8 @@ class Loop:
             now = time.monotonic()
             if now >= deadline:
                 return False
-            self._turn(self._patience(now, deadline))
+            next_timer = self._timers[0][0] if self._timers else deadline
+            self._turn(max(0.0, min(deadline, next_timer) - now))
         return True
 
     def catch_up(self) -> None:
@@ -183,17 +176,11 @@ class Loop:
             _unclosed.append(self._selector)
 
     def _turn(self, patience: float) -> None:
+        """Waits at most so many seconds for events, handles them, and runs timers that are due."""
         for key, _ in self._selector.select(patience):
             # An earlier callback of this round may have unregistered this socket.
             if self._selector.get_map().get(key.fd) is key:
                 key.data()
-        self._run_timers()
-
-    def _patience(self, now: float, deadline: float) -> float:
-        next_timer = self._timers[0][0] if self._timers else deadline
-        return max(0.0, min(deadline, next_timer) - now)
-
-    def _run_timers(self) -> None:
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             _, _, timer = heapq.heappop(self._timers)

@@ -7,12 +7,11 @@ others can reach is listened on without a secret.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import socket
 import time
-from collections.abc import Sequence
-from typing import Any
 
 from ..config import Config
 from ..errors import ConfigError
@@ -27,14 +26,6 @@ _IN_USE_PATIENCE = 1.0  # seconds for an exact port to become free
 _IN_USE_PAUSE = 0.1
 
 
-class PortsInUseError(ConfigError):
-    """Rank 0 cannot listen at any of its ports."""
-
-    def __init__(self, message: str, targets: Sequence[Target] = (), **fields: Any) -> None:
-        super().__init__(message, **fields)
-        self.targets = list(targets)
-
-
 def resolve(host: str) -> list[str]:
     """Returns the numeric addresses of host, in the resolver's order. Raises OSError (gaierror)."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -45,9 +36,10 @@ def open_listeners(
     identity: Identity, config: Config, secret: Secret | None
 ) -> tuple[list[socket.socket], list[Target]]:
     """Opens rank 0's listeners, all on the first of identity.master_ports that is free. Returns
-    them and the targets of the ports before it, which another process has.
+    them and the targets of the ports before it, which another process has: no listeners and all
+    targets, if it has all ports.
 
-    Raises PortsInUseError, ConfigError.
+    Raises ConfigError.
     """
     addresses = _addresses_to_listen_on(identity, config, secret)
     check_exposed(addresses, secret, config.insecure)
@@ -60,13 +52,16 @@ def open_listeners(
                 taken = identity.master_ports[: identity.master_ports.index(port)]
                 return listeners, [Target(address, p) for p in taken for address in there]
         if time.monotonic() >= give_up:
-            break
+            return [], [Target(address, p) for p in identity.master_ports for address in addresses]
         time.sleep(_IN_USE_PAUSE)
+
+
+def ports_in_use(identity: Identity) -> ConfigError:
+    """Makes the error for a rank 0 that cannot listen at any of its ports."""
     ports = ", ".join(map(str, identity.master_ports))
-    raise PortsInUseError(
+    return ConfigError(
         f"port {ports} on {identity.master_addr} is in use: choose another (MASTER_PORT, or "
-        f"init_method), or see who has it with `ss -ltnp 'sport = :{identity.master_port}'`",
-        [Target(address, port) for port in identity.master_ports for address in addresses],
+        f"init_method), or see who has it with `ss -ltnp 'sport = :{identity.master_port}'`"
     )
 
 
@@ -102,21 +97,18 @@ def _listen_all(addresses: list[str], port: int, identity: Identity) -> list[soc
     Raises ConfigError if no address is this host's.
     """
     listeners: list[socket.socket] = []
-    try:
+    with contextlib.ExitStack() as unless_all:
         for address in addresses:
             try:
-                listeners.append(listen(address, port))
+                listeners.append(unless_all.enter_context(listen(address, port)))
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
-                    _close_all(listeners)
                     return []
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise ConfigError(
                         f"rank 0 cannot listen on {show(address, port)}: {describe(error)}"
                     ) from None
-    except BaseException:
-        _close_all(listeners)
-        raise
+        unless_all.pop_all()
     if not listeners:
         present = "; ".join(i.describe() for i in list_interfaces() if i.addresses)
         raise ConfigError(
@@ -124,9 +116,3 @@ def _listen_all(addresses: list[str], port: int, identity: Identity) -> list[soc
             f"host ({socket.gethostname()}), on which rank 0 runs. It has: {present}"
         )
     return listeners
-
-
-def _close_all(listeners: list[socket.socket]) -> None:
-    for listener in listeners:
-        listener.close()
-    listeners.clear()

@@ -82,36 +82,26 @@ class TcpSocket:
     """Inode of the socket; 0: no process holds it."""
 
 
-def links() -> list[Link]:
-    """Lists every interface of this network namespace, in the kernel's order."""
-    found = []
+def links() -> Iterator[Link]:
+    """Yields every interface of this network namespace, in the kernel's order."""
     for body in _dump(_RTM_GETLINK, _RTM_NEWLINK):
         _family, _hardware, index, flags, _change = _LINK.unpack_from(body)
-        attributes = dict(_attributes(body[_LINK.size :]))
-        info = dict(_attributes(attributes.get(_IFLA_LINKINFO, b"")))
+        attributes = _attributes(body[_LINK.size :])
+        info = _attributes(attributes.get(_IFLA_LINKINFO, b""))
         name, kind = _text(attributes.get(_IFLA_IFNAME)), _text(info.get(_IFLA_INFO_KIND))
-        found.append(Link(index, name, flags, kind))
-    return found
+        yield Link(index, name, flags, kind)
 
 
-def addresses() -> list[LinkAddress]:
-    """Lists every IPv4 and IPv6 address of this network namespace, in the kernel's order."""
-    found = []
+def addresses() -> Iterator[LinkAddress]:
+    """Yields every IPv4 and IPv6 address of this network namespace, in the kernel's order."""
     for body in _dump(_RTM_GETADDR, _RTM_NEWADDR):
         family, prefix, short_flags, _scope, index = _ADDR.unpack_from(body)
-        attributes = dict(_attributes(body[_ADDR.size :]))
+        attributes = _attributes(body[_ADDR.size :])
         # On a point-to-point link IFA_ADDRESS is the far end, IFA_LOCAL ours.
         packed = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS, b"")
         flags = int.from_bytes(attributes.get(_IFA_FLAGS, b""), sys.byteorder) or short_flags
-        address: Address
-        if family == socket.AF_INET and len(packed) == 4:
-            address = ipaddress.IPv4Interface((packed, prefix))
-        elif family == socket.AF_INET6 and len(packed) == 16:
-            address = ipaddress.IPv6Interface((packed, prefix))
-        else:
-            continue
-        found.append(LinkAddress(index, address, flags))
-    return found
+        if (family, len(packed)) in ((socket.AF_INET, 4), (socket.AF_INET6, 16)):
+            yield LinkAddress(index, ipaddress.ip_interface((packed, prefix)), flags)
 
 
 def route(source: IPAddress, destination: IPAddress) -> int | None:
@@ -126,7 +116,7 @@ def route(source: IPAddress, destination: IPAddress) -> int | None:
         answer = next(_ask(_RTM_GETROUTE, 0, body, _RTM_NEWROUTE))
     except OSError:
         return None
-    index = dict(_attributes(answer[_ROUTE.size :])).get(_RTA_OIF)
+    index = _attributes(answer[_ROUTE.size :]).get(_RTA_OIF)
     return int.from_bytes(index, sys.byteorder) if index else None
 
 
@@ -172,25 +162,21 @@ def _tcp_socket_by_proc(local: tuple[str, int], remote: tuple[str, int]) -> TcpS
 
 
 def _proc_place(address: str, port: int) -> str:
-    packed = ipaddress.ip_address(address).packed
-    words = [int.from_bytes(packed[i : i + 4], sys.byteorder) for i in range(0, len(packed), 4)]
-    return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
+    words = struct.iter_unpack("=I", ipaddress.ip_address(address).packed)
+    return "".join(f"{word:08X}" for (word,) in words) + f":{port:04X}"
 
 
 def subscribe() -> socket.socket | None:
     """Opens a socket on which the kernel reports every later change of this network namespace's
     links and addresses; None where it does not, as in some sandboxes."""
-    try:
+    with contextlib.suppress(OSError), contextlib.ExitStack() as until_bound:
         sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_ROUTE)
-    except OSError:
-        return None
-    try:
+        until_bound.enter_context(sock)
         sock.bind((0, _GROUPS))
         sock.setblocking(False)
-    except OSError:
-        sock.close()
-        return None
-    return sock
+        until_bound.pop_all()
+        return sock
+    return None
 
 
 def _dump(request: int, answer: int) -> Iterator[bytes]:
@@ -214,7 +200,7 @@ def _ask(
         size = _HEADER.size + len(body)
         sock.send(_HEADER.pack(size, request, _NLM_F_REQUEST | flags, 1, 0) + body)
         while True:
-            for kind, message in _messages(sock.recv(1 << 18)):
+            for kind, message in _parts(sock.recv(1 << 18), _HEADER):
                 if kind == _NLMSG_DONE:
                     return
                 if kind == _NLMSG_ERROR:
@@ -224,21 +210,18 @@ def _ask(
                     yield message
 
 
-def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    while len(data) >= _HEADER.size:
-        length, kind, _flags, _sequence, _port = _HEADER.unpack_from(data)
-        if not _HEADER.size <= length <= len(data):
-            return
-        yield kind, data[_HEADER.size : length]
-        data = data[(length + 3) & ~3 :]
+def _attributes(data: bytes) -> dict[int, bytes]:
+    return {kind & _TYPE_MASK: value for kind, value in _parts(data, _ATTRIBUTE)}
 
 
-def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    while len(data) >= _ATTRIBUTE.size:
-        length, kind = _ATTRIBUTE.unpack_from(data)
-        if not _ATTRIBUTE.size <= length <= len(data):
+def _parts(data: bytes, head: struct.Struct) -> Iterator[tuple[int, bytes]]:
+    """Yields kind and body of the messages or attributes, each behind a head that begins with the
+    length of both and the kind."""
+    while len(data) >= head.size:
+        length, kind, *_ = head.unpack_from(data)
+        if not head.size <= length <= len(data):
             return
-        yield kind & _TYPE_MASK, data[_ATTRIBUTE.size : length]
+        yield kind, data[head.size : length]
         data = data[(length + 3) & ~3 :]
 
 

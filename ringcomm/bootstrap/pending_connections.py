@@ -16,7 +16,6 @@ class HasAddress(Protocol):
     @property
     def address(self) -> str:
         """Address of the connection's other end."""
-        ...
 
 
 T = TypeVar("T", bound=HasAddress)
@@ -29,10 +28,9 @@ class Places(Generic[T]):
         self._limit = limit
         self._per_address = per_address
         self._by_address: dict[str, OrderedDict[int, T]] = {}
-        self._count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return sum(map(len, self._by_address.values()))
 
     def in_the_way(self, address: str) -> T | None:
         """Returns the holder to remove before another from this address is added; None if there
@@ -40,7 +38,7 @@ class Places(Generic[T]):
         same = self._by_address.get(address, OrderedDict())
         if len(same) >= self._per_address:
             return next(iter(same.values()))
-        return self.first_to_go() if self._count >= self._limit else None
+        return self.first_to_go() if len(self) >= self._limit else None
 
     def first_to_go(self) -> T | None:
         """Returns the oldest holder of the address with the most places; None if there is none."""
@@ -50,14 +48,12 @@ class Places(Generic[T]):
     def add(self, holder: T) -> None:
         """Gives the holder a place; there must be room."""
         self._by_address.setdefault(holder.address, OrderedDict())[id(holder)] = holder
-        self._count += 1
 
     def remove(self, holder: T) -> None:
         """Takes the holder's place back, if it has one."""
         same = self._by_address.get(holder.address)
         if same is None or same.pop(id(holder), None) is None:
             return
-        self._count -= 1
         if not same:
             del self._by_address[holder.address]
 

@@ -39,9 +39,10 @@ def sentences(offered: Offered, rank: int, pairings: Mapping[int, Sequence[Pairi
         if numbers.index(numbers[peer]) != peer or numbers[peer] == numbers[rank]:
             continue
         joined = pairings[peer]
-        ours = _unpaired(offered, numbered, rank, {pairing.ours for pairing in joined})
-        theirs = _unpaired(offered, numbered, peer, {pairing.theirs for pairing in joined})
-        lacks = _lacks(_name(offered, peer), ours) + _lacks(_name(offered, rank), theirs)
+        lacks = [
+            *_lacks(offered, numbered, peer, rank, {pairing.ours for pairing in joined}),
+            *_lacks(offered, numbered, rank, peer, {pairing.theirs for pairing in joined}),
+        ]
         if lacks:
             found.append(f"{'; '.join(lacks)}: {_bandwidth_used(offered, rank, peer, joined)}")
     return found
@@ -51,24 +52,18 @@ def _name(offered: Offered, rank: int) -> str:
     return f"{offered.hosts[rank]} (rank {rank})"
 
 
-def _unpaired(
-    offered: Offered, numbered: Sequence[Sequence[int]], rank: int, paired: set[int]
+def _lacks(
+    offered: Offered, numbered: Sequence[Sequence[int]], rank: int, other: int, paired: set[int]
 ) -> list[str]:
-    """Describes rank's ports that have no rail to the other host."""
-    host = _name(offered, rank)
-    return [
-        f"rail {numbered[rank][index]} ({port.name} {_networks(port)} of host {host})"
-        for index, port in enumerate(offered.ports[rank])
+    """Says which of the other host's ports have no rail to rank's, if any."""
+    ports = [
+        f"rail {numbered[other][index]} ({port.name} "
+        f"{', '.join(str(end.address.network) for end in port.endpoints)} of host "
+        f"{_name(offered, other)})"
+        for index, port in enumerate(offered.ports[other])
         if index not in paired
     ]
-
-
-def _networks(port: Port) -> str:
-    return ", ".join(str(endpoint.address.network) for endpoint in port.endpoints)
-
-
-def _lacks(host: str, ports: Sequence[str]) -> list[str]:
-    return [f"host {host} has no port for {' and '.join(ports)}"] if ports else []
+    return [f"host {_name(offered, rank)} has no port for {' and '.join(ports)}"] if ports else []
 
 
 def _bandwidth_used(offered: Offered, rank: int, peer: int, joined: Sequence[Pairing]) -> str:

@@ -7,6 +7,7 @@ names the rank it came from.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
 from collections.abc import Sequence
@@ -54,78 +55,75 @@ def split_blobs(data: bytes, count: int) -> list[bytes] | None:
     return blobs if at == len(data) else None
 
 
+@dataclasses.dataclass(frozen=True)
 class Record:
     """One JSON object from one rank, read field by field."""
 
-    def __init__(self, source: str, fields: dict[str, Any]) -> None:
-        self._source = source
-        self._fields = fields
+    source: str
+    """The rank, for messages: "rank 3"."""
+    fields: dict[str, Any]
+    """Not checked: only which there are may be read of it."""
 
     @classmethod
     def unpack(cls, source: str, blob: bytes) -> Record:
-        """Decodes a blob; source ("rank 3") is for messages. Raises BootstrapError."""
+        """Decodes a blob. Raises BootstrapError."""
+        malformed = cls(source, {}).malformed
         if len(blob) > MAX_BYTES:
-            raise _malformed(source, "is too long")
+            raise malformed("is too long")
         try:
             fields = json.loads(
                 blob.decode("ascii"), object_pairs_hook=_unique, parse_constant=_no_constant
             )
         except (ValueError, RecursionError):
-            raise _malformed(source, "is not strict JSON") from None
+            raise malformed("is not strict JSON") from None
         if not isinstance(fields, dict):
-            raise _malformed(source, "is not an object")
+            raise malformed("is not an object")
         return cls(source, fields)
 
     def text(self, name: str) -> str:
         """Returns a field that is a printable string."""
         value = self._get(name, str)
         if len(value) > _MAX_TEXT or not value.replace("\n", " ").isprintable():
-            raise _malformed(self._source, f"has an unprintable {name!r}")
+            raise self.malformed(f"has an unprintable {name!r}")
         return value
 
     def integer(self, name: str, low: int, high: int) -> int:
         """Returns a field that is a whole number from low to high."""
         value = self._get(name, int)
         if isinstance(value, bool) or not low <= value <= high:
-            raise _malformed(self._source, f"has {name!r} out of range")
+            raise self.malformed(f"has {name!r} out of range")
         return value
 
     def number(self, name: str, low: float, high: float) -> float:
         """Returns a field that is a number from low to high."""
-        value = self._fields.get(name)
+        value = self.fields.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _malformed(self._source, f"has no number {name!r}")
+            raise self.malformed(f"has no number {name!r}")
         if not low <= value <= high:
-            raise _malformed(self._source, f"has {name!r} out of range")
+            raise self.malformed(f"has {name!r} out of range")
         return float(value)
 
     def records(self, name: str, limit: int) -> list[Record]:
         """Returns a field that is a list of at most limit objects."""
         value = self._get(name, list)
         if len(value) > limit or not all(isinstance(item, dict) for item in value):
-            raise _malformed(self._source, f"has a bad list {name!r}")
-        return [Record(self._source, item) for item in value]
+            raise self.malformed(f"has a bad list {name!r}")
+        return [Record(self.source, item) for item in value]
 
     def object(self, name: str) -> Record:
         """Returns a field that is itself an object."""
-        return Record(self._source, self._get(name, dict))
-
-    def names(self) -> list[str]:
-        """Returns the names of all fields."""
-        return list(self._fields)
-
-    def has(self, name: str) -> bool:
-        """True if the object has a field of this name."""
-        return name in self._fields
+        return Record(self.source, self._get(name, dict))
 
     def malformed(self, what: str) -> BootstrapError:
-        """Returns the error to raise where fields contradict each other; what: "has ..."."""
-        return _malformed(self._source, what)
+        """Returns the error to raise where this cannot be used; what: "has ..."."""
+        return BootstrapError(
+            f"what {self.source} sent {what}: is it the same version of ringcomm?"
+        )
 
     def _get(self, name: str, kind: type[T]) -> T:
-        value = self._fields.get(name)
+        value = self.fields.get(name)
         if not isinstance(value, kind):
-            raise _malformed(self._source, f"has no {name!r}")
+            raise self.malformed(f"has no {name!r}")
         return value
 
 
@@ -138,7 +136,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
-
-
-def _malformed(source: str, what: str) -> BootstrapError:
-    return BootstrapError(f"what {source} sent {what}: is it the same version of ringcomm?")

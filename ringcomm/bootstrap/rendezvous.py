@@ -24,19 +24,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..config import Config
-from ..errors import BootstrapError, ConfigError, RingcommError
+from ..errors import BootstrapError, RingcommError
 from .handshake_params import Key, Role, Terms, job_hash
-from .hub import Hub
+from .hub import Hub, find_rival
 from .hub_client import open_member
 from .join_failure import FAILED_HEADLINE, MAX_ROWS, NEVER_CAME, Lost, Row, join_error
 from .launch import Identity
 from .loop import LOOK_EVERY, Loop
-from .meeting import PortsInUseError, open_listeners
+from .meeting import open_listeners, ports_in_use
 from .records import MAX_BYTES, Record, pack
-from .rivals import find_rival
 from .secret import Secret
 
-_WAIT_SLICE, _LONGEST_PAUSE = 0.25, 0.02  # seconds
+_WAIT_SLICE, _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 0.0005, 0.02  # seconds
 _LENGTH = struct.Struct("<Q")
 
 EXIT_GRACE = 0.5
@@ -51,7 +50,6 @@ class Exchange(Protocol):
 
         deadline is a time.monotonic(). Raises BootstrapError naming the ranks that are missing.
         """
-        ...
 
     def alarm(self, loop: Loop, ring: Callable[[], None], lost: Lost) -> None:
         """Arranges that ring() is called in this loop as soon as the next allgather is known to
@@ -60,11 +58,9 @@ class Exchange(Protocol):
         lost returns the ranks that seem to have left, for carriers that cannot see it themselves.
         Later allgathers ask it, too, and end with an error if it names ranks.
         """
-        ...
 
     def close(self) -> None:
         """Releases the exchange's resources without waiting for another rank."""
-        ...
 
 
 def open_tcp(
@@ -79,21 +75,11 @@ def open_tcp(
     job = job_hash(identity.job)
     key = Key.derive(secret, job, config.insecure)
     terms = Terms(Role.RENDEZVOUS, job, identity.world_size, identity.rank, server_rank=0)
-    if identity.rank == 0:
-        return _open_hub(identity, config, secret, key, terms)
-    return open_member(identity, config, secret, key, terms, deadline)
-
-
-def _open_hub(
-    identity: Identity, config: Config, secret: Secret | None, key: Key, terms: Terms
-) -> Hub:
-    try:
-        listeners, taken = open_listeners(identity, config, secret)
-    except PortsInUseError as error:
-        rival = find_rival(error.targets, key, terms)
-        if rival is None:
-            raise ConfigError(str(error)) from None
-        raise rival from None
+    if identity.rank != 0:
+        return open_member(identity, config, secret, key, terms, deadline)
+    listeners, taken = open_listeners(identity, config, secret)
+    if not listeners:
+        raise find_rival(taken, key, terms) or ports_in_use(identity)
     return Hub(listeners, key, terms, taken, config.peer_timeout)
 
 
@@ -119,10 +105,6 @@ class ExitWatch:
         rows = self._lost()
         self._since = {row.rank: self._since.get(row.rank, now) for row in rows}
         return [row for row in rows if now - self._since[row.rank] >= EXIT_GRACE]
-
-    def watch(self, loop: Loop, ring: Callable[[], None]) -> None:
-        """Calls ring() in this loop while any rank has left."""
-        loop.repeat(LOOK_EVERY, lambda: ring() if self.rows() else None)
 
 
 class StoreExchange:
@@ -164,13 +146,11 @@ class StoreExchange:
 
     def alarm(self, loop: Loop, ring: Callable[[], None], lost: Lost) -> None:
         """Rings once a rank seems to have left, by its lanes or by another rank's word."""
-        self._exits = ExitWatch(lost)
-        self._exits.watch(loop, ring)
-        if hasattr(self._store, "check"):
-            loop.repeat(LOOK_EVERY, lambda: ring() if self._others_say() else None)
+        self._exits = exits = ExitWatch(lost)
+        loop.repeat(LOOK_EVERY, lambda: ring() if exits.rows() or self._others_say() else None)
 
     def _others_say(self) -> bool:
-        return bool(self._call("check", [self._left_key]))
+        return hasattr(self._store, "check") and bool(self._call("check", [self._left_key]))
 
     @property
     def _left_key(self) -> str:
@@ -184,7 +164,7 @@ class StoreExchange:
         if rows:
             fields = [row.to_fields() for row in rows[:MAX_ROWS]]
             self._call("set", self._left_key, pack({"rows": fields}))
-        elif hasattr(self._store, "check") and self._others_say():
+        elif self._others_say():
             record = Record.unpack("the store", bytes(self._call("get", self._left_key)))
             rows = [Row.from_record(r, self._world) for r in record.records("rows", MAX_ROWS)]
         if rows:
@@ -201,40 +181,33 @@ class StoreExchange:
 
     def _wait(self, rank: int, deadline: float) -> bool:
         """Waits for the rank's blob; returns False if it has not come by the deadline."""
-        if hasattr(self._store, "check"):
-            return self._poll(self._key(rank), deadline)
-        return self._block(self._key(rank), deadline)
-
-    def _poll(self, key: str, deadline: float) -> bool:
-        """Waits by check(), since torch logs a warning for each wait() that times out."""
-        pause, look_at = 0.0005, time.monotonic() + LOOK_EVERY
-        while not self._call("check", [key]):
+        pause, look_at = 0.0, time.monotonic() + LOOK_EVERY
+        while not self._has(self._key(rank), pause, deadline):
             now = time.monotonic()
             if now >= deadline:
                 return False
             if now >= look_at:
                 self._raise_if_left()
                 look_at = now + LOOK_EVERY
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause or _FIRST_PAUSE, _LONGEST_PAUSE)
         return True
 
-    def _block(self, key: str, deadline: float) -> bool:
-        """Waits by wait(), in slices short enough for Ctrl-C to be handled."""
-        while True:
-            began = time.monotonic()
-            patience = max(0.001, min(_WAIT_SLICE, deadline - began))
-            try:
-                self._store.wait([key], datetime.timedelta(seconds=patience))
-                return True
-            except Exception as error:
-                now = time.monotonic()
-                # Stores have no common error for a timeout, but a broken one fails at once.
-                if now - began < patience / 2:
-                    raise BootstrapError(f"the store failed in wait(): {error}") from error
-                if now >= deadline:
-                    return False
-                self._raise_if_left()
+    def _has(self, key: str, pause: float, deadline: float) -> bool:
+        """Looks for a key: by check() after a pause, since torch logs a warning for each wait()
+        that times out; else by wait(), in slices short enough for Ctrl-C to be handled."""
+        if hasattr(self._store, "check"):
+            time.sleep(pause)
+            return bool(self._call("check", [key]))
+        began = time.monotonic()
+        patience = max(0.001, min(_WAIT_SLICE, deadline - began))
+        try:
+            self._store.wait([key], datetime.timedelta(seconds=patience))
+        except Exception as error:
+            # Stores have no common error for a timeout, but a broken one fails at once.
+            if time.monotonic() - began < patience / 2:
+                raise BootstrapError(f"the store failed in wait(): {error}") from error
+            return False
+        return True
 
     def _missing(self, first: int, waited: float) -> BootstrapError:
         absent = [first] + [r for r in range(first + 1, self._world) if not self._wait(r, 0.0)]
@@ -272,7 +245,7 @@ class GatherExchange:
         self._rounds_left = rounds
         self._patience = patience
         self._failed = failed
-        self.exits: ExitWatch | None = None
+        self.exits = ExitWatch(list)  # nobody has left
 
     def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
         """Gathers the lengths of the blobs, then the blobs padded to the longest; see Exchange."""
@@ -289,9 +262,8 @@ class GatherExchange:
 
     def alarm(self, loop: Loop, ring: Callable[[], None], lost: Lost) -> None:
         """Rings once gather is known to fail, or a rank's lanes show that it has left."""
-        self.exits = ExitWatch(lost)
-        self.exits.watch(loop, ring)
-        loop.repeat(LOOK_EVERY, lambda: ring() if self._failed() else None)
+        self.exits = exits = ExitWatch(lost)
+        loop.repeat(LOOK_EVERY, lambda: ring() if exits.rows() or self._failed() else None)
 
     def close(self) -> None:
         """Makes the remaining rounds and ignores their results and errors."""
@@ -315,7 +287,7 @@ def mpi_exchange(comm: Any) -> GatherExchange:
         request = comm.Iallgather(mine, everyone)
         pause = 0.0
         while not request.Test():
-            rows = exchange.exits.rows() if exchange.exits is not None else []
+            rows = exchange.exits.rows()
             if rows or time.monotonic() >= give_up:
                 # Keeps the buffers: MPI may still write there, as no collective can be cancelled.
                 _abandoned.append((request, mine, everyone))

@@ -16,8 +16,8 @@ import socket
 from collections.abc import Callable
 
 from . import netlink
-from .handshake_params import Key, Outcome, RefusedError, other_user
-from .system import OUT_OF_RESOURCES, describe
+from .handshake_params import Key, Outcome, RefusedError, closed, other_user
+from .system import OUT_OF_RESOURCES, describe, read_number
 
 _ESTABLISHED = 1
 
@@ -34,7 +34,7 @@ def refusal(sock: socket.socket) -> RefusedError | None:
         here, there = sock.getsockname()[:2], sock.getpeername()[:2]
         ours = os.fstat(sock.fileno()).st_uid
     except OSError:
-        return _gone()
+        return closed()
     try:
         found = netlink.tcp_socket(local=there, remote=here)
     except OSError as error:
@@ -43,20 +43,16 @@ def refusal(sock: socket.socket) -> RefusedError | None:
         return other_user("this system does not tell whose process is at the other end")
     # A socket that no process holds has no inode, and its user number means nothing.
     if found is None or found.state != _ESTABLISHED or not found.inode:
-        return _gone()
+        return closed()
     if found.uid != ours:
         return other_user(f"the other end belongs to user {found.uid}, not to user {ours}")
     # This number stands for all users whom this user namespace does not know.
-    if found.uid == _read_number("/proc/sys/kernel/overflowuid", 65534) and not _knows_everyone():
+    if found.uid == read_number("/proc/sys/kernel/overflowuid", 65534) and not _knows_everyone():
         return other_user(
             f"both ends belong to user {ours}, which in this user namespace stands for everyone "
             "whom it has no number for (unshare --map-current-user gives one)"
         )
     return None
-
-
-def _gone() -> RefusedError:
-    return RefusedError("closed by the other end", outcome=Outcome.CLOSED)
 
 
 def _knows_everyone() -> bool:
@@ -65,11 +61,3 @@ def _knows_everyone() -> bool:
             return file.read().split() == ["0", "0", "4294967295"]
     except OSError:
         return False
-
-
-def _read_number(path: str, default: int) -> int:
-    try:
-        with open(path, encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return default

@@ -18,7 +18,7 @@ import select
 import shlex
 import stat
 import threading
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable
 
 from ..config import Config
 from ..errors import ConfigError
@@ -67,13 +67,13 @@ def key_id(material: bytes) -> bytes:
     return hashlib.sha256(b"id" + material).digest()[:4]
 
 
-def load(config: Config, env: MutableMapping[str, str] | None = None) -> Secret | None:
+def load(config: Config) -> Secret | None:
     """Loads the job's secret; returns None if no source is configured.
 
-    env is os.environ if None; RINGCOMM_SECRET is removed from it. Raises ConfigError for a source
-    that cannot be read, is not private or holds too short a key.
+    RINGCOMM_SECRET is removed from os.environ. Raises ConfigError for a source that cannot be read,
+    is not private or holds too short a key.
     """
-    variable = _from_variable(os.environ if env is None else env)
+    variable = _from_variable()
     if config.secret_fd >= 0:
         return _from_fd(config.secret_fd)
     if config.secret_file:
@@ -127,15 +127,12 @@ def _damage(text: bytes) -> str:
     return ""
 
 
-def _from_variable(env: MutableMapping[str, str]) -> Secret | None:
+def _from_variable() -> Secret | None:
     with _lock:
-        text = env.pop(VARIABLE, None)
+        text = os.environ.pop(VARIABLE, None)
         if text is not None:
-            secret = parse(os.fsencode(text), VARIABLE)
-            if env is not os.environ:
-                return secret
-            _taken[VARIABLE] = secret
-        return _taken.get(VARIABLE) if env is os.environ else None
+            _taken[VARIABLE] = parse(os.fsencode(text), VARIABLE)
+        return _taken.get(VARIABLE)
 
 
 def _from_file(path: str) -> Secret:

@@ -59,7 +59,7 @@ def exchange_round(
 
 def unable(blobs: Sequence[bytes]) -> dict[int, str]:
     """Returns the ranks whose make() failed in a round, and why. Raises BootstrapError."""
-    return {rank: r.text("error") for rank, r in enumerate(_records(blobs)) if r.has("error")}
+    return {rank: r.text("error") for rank, r in enumerate(_records(blobs)) if "error" in r.fields}
 
 
 def _records(blobs: Sequence[bytes]) -> list[Record]:
@@ -94,7 +94,7 @@ class Greeting:
             host_key=record.text("host_key"),
             machine_key=record.text("machine_key"),
             session=record.text("session"),
-            settings={name: settings.text(name) for name in settings.names()},
+            settings={name: settings.text(name) for name in settings.fields},
         )
 
 
@@ -179,7 +179,7 @@ def _endpoint_fields(endpoint: Endpoint) -> Fields:
 
 def _read_port(rank: int, record: Record) -> Port:
     endpoints = tuple(_read_endpoint(rank, e) for e in record.records("endpoints", 2))
-    has_local = record.has("link_local")
+    has_local = "link_local" in record.fields
     local = _read_endpoint(rank, record.object("link_local")) if has_local else None
     return Port(record.text("name"), record.integer("mbit_per_s", 0, 10**9), endpoints, local)
 

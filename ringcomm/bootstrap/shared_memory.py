@@ -12,6 +12,7 @@ closed again unless they are returned.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import mmap
@@ -68,75 +69,58 @@ def share(
     ours = groups[rank]
     if not 2 <= len(ours) <= MOST_RANKS or len(set(map(len, groups))) > 1:
         return None
-    fd, name = None, ""
-    if willing and rank == ours[0]:
-        fd, name = _make()
-    try:
+    with contextlib.ExitStack() as files:
+        fd, name = _make(files) if willing and rank == ours[0] else (None, "")
         mine = Handle(willing) if fd is None else Handle(willing, os.getpid(), fd, name)
         handles = exchange_round(exchange, deadline, mine.to_fields, Handle.from_record)
-        trouble = ""
-        if all(handle.willing for handle in handles):
+        all_willing, trouble = all(handle.willing for handle in handles), ""
+        if all_willing:
             if fd is None:
-                fd, trouble = _open(handles[ours[0]])
+                fd, trouble = _open(handles[ours[0]], files)
             trouble = trouble or _lack_of_room(len(ours))
-        elif fd is not None:
-            os.close(fd)
-            fd = None
         said: Callable[[], Fields] = lambda: {"trouble": trouble}  # noqa: E731
         troubles = exchange_round(exchange, deadline, said, lambda _, r: r.text("trouble"))
-    except BaseException:
-        if fd is not None:
-            os.close(fd)
-        raise
-    first = next((i for i, text in enumerate(troubles) if text), None)
-    if first is not None and fd is not None:
-        os.close(fd)
-        fd = None
+        first = next((i for i, text in enumerate(troubles) if text), None)
+        if all_willing and first is None:
+            files.pop_all()
+            return fd
     if first is not None and rank == ours[0]:
         _log.warning(
             "ranks of one host share no memory and use its network instead: rank %d %s",
             first,
             troubles[first],
         )
-    return fd
+    return None
 
 
-def _make() -> tuple[int | None, str]:
-    """Makes a file; returns its descriptor and its name in /proc, or None and "" on an error."""
-    fd = None
+def _make(files: contextlib.ExitStack) -> tuple[int | None, str]:
+    """Makes a file, which ``files`` closes; returns its descriptor and its name in /proc, or None
+    and "" on an error."""
     try:
         name = f"ringcomm-{secrets.token_hex(16)}"
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        files.callback(os.close, fd)
         return fd, os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
-        if fd is not None:
-            os.close(fd)
         return None, ""
 
 
-def _open(handle: Handle) -> tuple[int | None, str]:
-    """Opens the host's file; returns its descriptor and "", or None and the reason."""
+def _open(handle: Handle, files: contextlib.ExitStack) -> tuple[int | None, str]:
+    """Opens the host's file, which ``files`` closes; returns its descriptor and "", or None and the
+    reason."""
     if not handle.name:
         return None, "could not get any from its first rank"
     source = f"/proc/{handle.pid}/fd/{handle.fd}"
-    fd = None
     try:
-        if not handle.name.startswith(_PREFIX) or os.readlink(source) != handle.name:
-            return None, _another(handle)  # not opened, as opening some files has side effects
-        fd = os.open(source, os.O_RDWR | os.O_CLOEXEC)
-        if os.readlink(f"/proc/self/fd/{fd}") == handle.name:
-            return fd, ""
+        # Another file is not opened, as opening some has side effects.
+        if handle.name.startswith(_PREFIX) and os.readlink(source) == handle.name:
+            fd = os.open(source, os.O_RDWR | os.O_CLOEXEC)
+            files.callback(os.close, fd)
+            if os.readlink(f"/proc/self/fd/{fd}") == handle.name:
+                return fd, ""
     except OSError as error:
-        trouble = f"cannot open that of process {handle.pid}: {error.strerror}"
-    else:
-        trouble = _another(handle)
-    if fd is not None:
-        os.close(fd)
-    return None, trouble
-
-
-def _another(handle: Handle) -> str:
-    return f"finds another file than that of process {handle.pid}"
+        return None, f"cannot open that of process {handle.pid}: {error.strerror}"
+    return None, f"finds another file than that of process {handle.pid}"
 
 
 def _lack_of_room(ranks: int) -> str:
@@ -144,12 +128,9 @@ def _lack_of_room(ranks: int) -> str:
     or "". Once the core maps it, it is too late to do without shared memory."""
     size = ranks * _BYTES_PER_RANK
     try:
-        fd = os.memfd_create("ringcomm-room", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(fd, size)
-            mmap.mmap(fd, size).close()
-        finally:
-            os.close(fd)
+        with open(os.memfd_create("ringcomm-room", os.MFD_CLOEXEC), "wb") as file:
+            os.ftruncate(file.fileno(), size)
+            mmap.mmap(file.fileno(), size).close()
     except OSError as error:
         return f"has no room for {size >> 20} MiB: {error.strerror}"
     return ""

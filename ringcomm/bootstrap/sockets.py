@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from . import netlink
 from .interfaces import Interface
 from .netlink import Address
+from .system import read_number
 
 BACKLOG = 1024  # capped by net.core.somaxconn
 _LAST_ACK = 56  # tcp_info's tcpi_last_ack_recv, milliseconds
@@ -161,17 +162,23 @@ def sysctl_advice(interfaces: Sequence[Interface]) -> list[str]:
     The kernel answers ARP for any of its addresses on any port, so without them both ports'
     traffic arrives on one. Empty if no two ports share a subnet or all is set.
     """
-    lines = []
-    for interface in interfaces:
-        if interface.loopback or not shared_subnet(interface, interfaces):
-            continue
-        if _sysctl("arp_ignore", interface.name) < 1:
-            lines.append(f"net.ipv4.conf.{interface.name}.arp_ignore=1")
-        if _sysctl("arp_announce", interface.name) < 2:
-            lines.append(f"net.ipv4.conf.{interface.name}.arp_announce=2")
-        if _sysctl("rp_filter", interface.name) == 1:
-            lines.append(f"net.ipv4.conf.{interface.name}.rp_filter=2")
+    lines = [
+        line
+        for interface in interfaces
+        if not interface.loopback and shared_subnet(interface, interfaces)
+        for line in _missing(interface.name)
+    ]
     return list(dict.fromkeys(lines))
+
+
+def _missing(name: str) -> list[str]:
+    """Returns the sysctl lines that keep a port's traffic on it, without those in force."""
+    wanted = {
+        "arp_ignore=1": _sysctl("arp_ignore", name) >= 1,
+        "arp_announce=2": _sysctl("arp_announce", name) >= 2,
+        "rp_filter=2": _sysctl("rp_filter", name) != 1,
+    }
+    return [f"net.ipv4.conf.{name}.{line}" for line, holds in wanted.items() if not holds]
 
 
 def device_binding_works(interface: Interface, others: Sequence[Interface]) -> bool:
@@ -182,13 +189,7 @@ def device_binding_works(interface: Interface, others: Sequence[Interface]) -> b
     arrives on the wrong port finds no socket, and the kernel resets the connection. A strict
     rp_filter drops packets that arrive on a port that the routing table would not answer by.
     """
-    if not shared_subnet(interface, others):
-        return True
-    return (
-        _sysctl("arp_ignore", interface.name) >= 1
-        and _sysctl("arp_announce", interface.name) >= 2
-        and _sysctl("rp_filter", interface.name) != 1
-    )
+    return not shared_subnet(interface, others) or not _missing(interface.name)
 
 
 def needs_link_local(interface: Interface, others: Sequence[Interface]) -> bool:
@@ -211,11 +212,5 @@ def keep_on_port(sock: socket.socket, interface: Interface, others: Sequence[Int
 
 def _sysctl(setting: str, name: str) -> int:
     """Returns the value in force: the larger of the interface's and that of "all"."""
-    values = [0]
-    for where in (name, "all"):
-        with (
-            contextlib.suppress(OSError, ValueError),
-            open(f"/proc/sys/net/ipv4/conf/{where}/{setting}", encoding="ascii") as file,
-        ):
-            values.append(int(file.read()))
-    return max(values)
+    base = "/proc/sys/net/ipv4/conf"
+    return max(0, *(read_number(f"{base}/{where}/{setting}", 0) for where in (name, "all")))

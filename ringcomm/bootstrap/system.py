@@ -1,4 +1,4 @@
-"""Errors of the operating system while ranks are joined, as ringcomm's own errors.
+"""The operating system: its errors while ranks are joined, as ringcomm's own; its numbers in files.
 
 Invariants: an OSError that reaches typed_errors() leaves it as a BootstrapError; where descriptors
 are missing, the text names the limit, the open ones and the needed ones.
@@ -36,6 +36,15 @@ def describe(error: OSError) -> str:
     if error.errno == errno.EMFILE:
         return f"{said} (this process may have {_limit()}: `ulimit -n` raises it)"
     return said
+
+
+def read_number(path: str, default: int) -> int:
+    """Returns the number in a file of /proc or /sys; default where there is none to be read."""
+    try:
+        with open(path, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return default
 
 
 def require_descriptors(count: int, purpose: str) -> None:

@@ -5,6 +5,10 @@
                            |  +------ send_ready: it failed ------+
                            +-- too few --> APART
 
+    APART      it works, alone or in a round
+    WAITING    its own READY is among those that it knows, and it has no formation
+    AGREED     it has a formation, by the GO, and forms a communicator if that says so
+
 Invariants: a GO counts only if its epoch is new or the present one, and it counts this rank's
 latest READY; a rank that learns of a newer formation without itself is behind, and decides nothing
 until it is a member again; a READY is counted by one GO only. Nothing here knows of communicators,
@@ -14,7 +18,6 @@ nor makes a connection or reads a clock that it was not given.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import logging
 import secrets
 import time
@@ -22,38 +25,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..errors import BootstrapError, PeerLostError
 from . import messages
-from .control import Connections, LinkMade, Receive
-from .decision import Go, Ready, TooFew, View, Wait, decide
+from .control import Control, LinkMade, Receive
+from .decision import Go, Ready, Terms, TooFew, View, Wait, decide
 from .formation import Formation
-from .messages import Address, Book, Intro, Kind
+from .messages import Address, Book, Kind
 
 _log = logging.getLogger("ringcomm")
 _LINGER_S = 0.25
 """Seconds to wait for a rank that comes back, while it is let in."""
 _AGE_MATTERS_S = 0.05
 _SLICE_S = 60.0
-
-
-class State(enum.Enum):
-    """State of a rank."""
-
-    APART = enum.auto()
-    """The rank works, alone or in a round."""
-    WAITING = enum.auto()
-    """The rank has sent READY."""
-    AGREED = enum.auto()
-    """The rank has a GO, and forms a communicator if that says so."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Terms:
-    """Constants of a membership; see Membership for their meaning."""
-
-    rank: int
-    world_size: int
-    min_peers: int
-    grace_s: float
-    timeout: float
 
 
 class Agreement:
@@ -69,21 +50,22 @@ class Agreement:
         epoch: number of that formation.
         origin: process that decided on it; see Ready.
         behind: True if the others have gone on without this rank.
+        formation: that this rank has agreed to; None before, and once the round has begun.
     """
 
     def __init__(
         self,
         terms: Terms,
         listens: Sequence[Address],
-        connect: Callable[[Receive, LinkMade], Connections],
+        connect: Callable[[Receive, LinkMade], Control],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.members: tuple[int, ...] = ()
         self.epoch = -1
         self.origin = 0
         self.behind = True
+        self.formation: Formation | None = None
         self._terms = terms
-        self._state = State.APART
         self._seen = -1
         self._serial = 0
         self._ready: dict[int, Ready] = {}
@@ -91,7 +73,6 @@ class Agreement:
         self._process = secrets.randbits(48)
         self._processes: dict[int, int] = {}  # the latest process of each rank
         self._announced: Go | None = None
-        self._formation: Formation | None = None
         self._linger_until = 0.0
         self._book: Book = {terms.rank: list(listens)}
         self._clock = clock
@@ -112,15 +93,14 @@ class Agreement:
         self.behind = False
         for rank, blob in enumerate(books):
             self._book.update(messages.read_book(f"rank {rank}", blob, world))
-        for rank in range(mine):
-            self._control.dial(rank, self._book.get(rank, ()))
-        missing = {rank for rank in range(world) if rank != mine}
-        deadline = self._clock() + patience
-        self._control.run(lambda: all(map(self._control.is_linked, missing)), deadline)
-        missing = {rank for rank in missing if not self._control.is_linked(rank)}
-        if missing:
+        self._dial_missing()
+
+        def missing() -> list[int]:
+            return [r for r in range(world) if r != mine and not self._control.is_linked(r)]
+
+        if not self._control.loop.run(lambda: not missing(), self._clock() + patience):
             troubles = self._control.troubles()
-            why = "; ".join(f"rank {r}: {troubles.get(r, 'it did not connect')}" for r in missing)
+            why = "; ".join(f"rank {r}: {troubles.get(r, 'it did not connect')}" for r in missing())
             raise BootstrapError(f"no control connection within {patience:g} s: {why}")
 
     def look_for(self, candidates: Mapping[int, Iterable[Address]]) -> None:
@@ -136,16 +116,15 @@ class Agreement:
 
     def catch_up(self) -> None:
         """Handles messages that arrived while this rank was in a round."""
-        self._control.catch_up()
+        self._control.loop.catch_up()
 
     def send_ready(self, ready: Ready) -> None:
         """Sends READY to all, after filling in serial, epoch, origin, seen and behind."""
-        self._state = State.WAITING
-        self._formation = None
+        self.formation = None
         self._renew_ready(ready)
         self._dial_missing()
         if len(self.members) < self._terms.world_size:
-            self._control.catch_up()
+            self._control.loop.catch_up()
             if self._control.letting_in:
                 self._linger_until = self._clock() + _LINGER_S
 
@@ -156,25 +135,22 @@ class Agreement:
             _log.info("membership: rank %d waits for the end of a round", self._terms.rank)
         while True:
             until = self.advance()
-            if self._formation is not None:
-                return self._formation
+            if self.formation is not None:
+                return self.formation
             self._listen(until)
 
     def advance(self) -> float:
         """Decides from the present knowledge; returns the time to decide again if no message
         arrives before. Raises PeerLostError if too few ranks are left."""
         self._dial_missing()
-        outcome = decide(self._view(), self._clock()) if self._formation is None else None
+        outcome = decide(self._view(), self._clock()) if self.formation is None else None
         if isinstance(outcome, TooFew):
-            raise self._give_up(outcome)
+            del self._ready[self._terms.rank]
+            missing = outcome.missing
+            raise PeerLostError(outcome.text, rank=missing[0] if len(missing) == 1 else None)
         if isinstance(outcome, Go):
             self._announce(outcome)
         return outcome.until if isinstance(outcome, Wait) else self._clock()
-
-    @property
-    def formation(self) -> Formation | None:
-        """Formation that this rank has agreed to; None before, and once the round has begun."""
-        return self._formation
 
     def failed(self, formation: Formation, blames: Sequence[int], text: str) -> None:
         """Notes that the formation failed on this rank; the decider tells the others."""
@@ -185,9 +161,8 @@ class Agreement:
 
     def entered(self, go: Go) -> None:
         """Notes that the round begins with the members of go."""
-        self._state = State.APART
-        self._ready.pop(self._terms.rank, None)
-        self._formation = None
+        del self._ready[self._terms.rank]
+        self.formation = None
         self.members, self.epoch, self.origin = go.members, go.epoch, go.origin
         self.behind = False
 
@@ -223,37 +198,27 @@ class Agreement:
 
         def changed() -> bool:
             return (
-                self._formation is not None
+                self.formation is not None
                 or self._ready != ready
                 or self._control.connected != connected
             )
 
-        self._control.run(changed, min(until, self._clock() + _SLICE_S))
+        self._control.loop.run(changed, min(until, self._clock() + _SLICE_S))
 
     def _view(self) -> View:
-        terms, control = self._terms, self._control
-        others = (rank for rank in range(terms.world_size) if rank != terms.rank)
+        control = self._control
+        others = (rank for rank in range(self._terms.world_size) if rank != self._terms.rank)
         gone = {rank: control.gone_since(rank) for rank in others}
         return View(
-            terms.rank,
-            terms.world_size,
-            terms.min_peers,
-            terms.grace_s,
-            terms.timeout,
-            self.members,
-            self._ready,
-            control.connected,
-            {rank: at for rank, at in gone.items() if at is not None},
-            self._linger_until,
-            control.silent,
-            self._process,
+            **vars(self._terms),
+            members=self.members,
+            ready=self._ready,
+            connected=control.connected,
+            gone={rank: at for rank, at in gone.items() if at is not None},
+            linger_until=self._linger_until,
+            silent=control.silent,
+            process=self._process,
         )
-
-    def _give_up(self, outcome: TooFew) -> PeerLostError:
-        self._state = State.APART
-        self._ready.pop(self._terms.rank, None)
-        missing = outcome.missing
-        return PeerLostError(outcome.text, rank=missing[0] if len(missing) == 1 else None)
 
     # ---- sending ----
 
@@ -270,8 +235,12 @@ class Agreement:
         self._control.send_all(Kind.READY, self._mine())
 
     def _repeat_ready(self, rank: int) -> None:
-        if self._state == State.WAITING:
+        if self._waits:
             self._control.send(rank, Kind.READY, self._mine())
+
+    @property
+    def _waits(self) -> bool:
+        return self._terms.rank in self._ready and self.formation is None
 
     def _mine(self) -> bytes:
         return messages.pack_ready(self._ready[self._terms.rank], self._clock())
@@ -288,24 +257,24 @@ class Agreement:
     def _receive(self, rank: int, kind: Kind, payload: bytes) -> None:
         source, world = f"rank {rank}", self._terms.world_size
         if kind == Kind.INTRO:
-            self._receive_intro(rank, messages.read_intro(source, payload, world))
+            self._receive_intro(rank, *messages.read_intro(source, payload, world))
         elif kind == Kind.READY:
             self._receive_ready(messages.read_ready(rank, payload, world, self._clock()))
         elif kind == Kind.GO:
             self._receive_go(rank, messages.read_go(source, payload, world))
-        elif self._formation is not None:
-            self._formation.receive(rank, kind, payload, world)
+        elif self.formation is not None:
+            self.formation.receive(rank, kind, payload, world)
 
-    def _receive_intro(self, rank: int, intro: Intro) -> None:
+    def _receive_intro(self, rank: int, process: int, book: Book) -> None:
         """Takes a rank's INTRO: learns addresses, and forgets the READY of an earlier process."""
-        if self._processes.get(rank) != intro.process:
-            self._processes[rank] = intro.process
+        if self._processes.get(rank) != process:
+            self._processes[rank] = process
             self._ready.pop(rank, None)
             self._counted.pop(rank, None)
         elif self._announced is not None and rank in self._announced.members:
             self._repeat_go(rank, self._announced)
         # A rank's word counts for its own addresses; for others' where none are known.
-        for other, listens in intro.book.items():
+        for other, listens in book.items():
             if other == rank or other not in self._book:
                 self._book[other] = listens
             if self.behind and other != self._terms.rank:
@@ -322,29 +291,29 @@ class Agreement:
     def _receive_ready(self, ready: Ready) -> None:
         if ready.serial <= self._counted.get(ready.rank, 0):
             return  # a copy, which was sent before its rank received the GO
-        known = self._ready.get(ready.rank)
-        if known is not None and known.serial > ready.serial:
+        known = self._ready.get(ready.rank, ready)
+        if known.serial > ready.serial:
             return
-        if known is not None and known.serial == ready.serial:
+        if known.serial == ready.serial:
             ready = dataclasses.replace(ready, at=min(ready.at, known.at))
         self._ready[ready.rank] = ready
         self._seen = max(self._seen, ready.seen)
-        if self._formation is not None:
-            self._formation.gave_up(ready.rank, ready.serial)
+        if self.formation is not None:
+            self.formation.gave_up(ready.rank, ready.serial)
         mine = self._ready.get(self._terms.rank)
         if mine is not None and mine.at < ready.at - _AGE_MATTERS_S:
             self._repeat_ready(ready.rank)  # so that it knows since when this rank waits
 
     def _receive_go(self, rank: int, go: Go) -> None:
-        if self._formation is not None and go.epoch > self._formation.go.epoch:
-            self._formation.fail(f"rank {rank} has announced a newer formation")
+        if self.formation is not None and go.epoch > self.formation.go.epoch:
+            self.formation.fail(f"rank {rank} has announced a newer formation")
         present = (self.epoch, self.origin)
         is_news = go.epoch > self._seen if go.is_new else (go.epoch, go.origin) == present
         self._seen = max(self._seen, go.epoch)
         counted = _serial_in(go, self._terms.rank)
         if counted is None:
             self._miss(go)
-        elif is_news and counted == self._serial and self._state == State.WAITING:
+        elif is_news and counted == self._serial and self._waits:
             self._accept(Formation(self._control, self._terms.rank, rank, go))
 
     def _miss(self, go: Go) -> None:
@@ -352,12 +321,11 @@ class Agreement:
         if go.epoch > self.epoch:
             self.behind = True
             self._count(go)
-            if self._state == State.WAITING:
+            if self._waits:
                 self._renew_ready(self._ready[self._terms.rank])
 
     def _accept(self, formation: Formation) -> None:
-        self._state = State.AGREED
-        self._formation = formation
+        self.formation = formation
         self._seen = max(self._seen, formation.go.epoch)
         self._count(formation.go)
 

@@ -72,7 +72,18 @@ class Silent(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class View:
+class Terms:
+    """Constants of a membership; see Membership for their meaning."""
+
+    rank: int
+    world_size: int
+    min_peers: int
+    grace_s: float
+    timeout: float
+
+
+@dataclasses.dataclass(frozen=True)
+class View(Terms):
     """Knowledge of a rank.
 
     Attributes:
@@ -82,14 +93,9 @@ class View:
         gone: by rank, the time since which a process is known to have ended or was never met.
         linger_until: time until which a rank that is just being let in is waited for.
         silent: ranks among the connected that only seem to live.
-        process: number of this rank's process; see Intro.
+        process: number of this rank's process; see pack_intro in messages.py.
     """
 
-    rank: int
-    world_size: int
-    min_peers: int
-    grace_s: float
-    timeout: float
     members: tuple[int, ...]
     ready: Mapping[int, Ready]
     connected: frozenset[int]
@@ -208,13 +214,11 @@ def _wait_for_enough(view: View, now: float) -> Wait | TooFew:
     """Waits for min_peers: for living ranks, which may be slow, up to the timeout of a collective,
     for ended ones, which may be started again, up to the grace time."""
     first = min(one.at for one in view.ready.values())
-    possible = {*view.ready, *view.connected} - {
-        rank for rank in view.connected if now >= _settled_at(view, rank)
-    }
-    if len(possible | set(view.ready)) >= view.min_peers:
+    awaited = {rank for rank in view.connected if now < _settled_at(view, rank)}
+    if len(awaited | view.ready.keys()) >= view.min_peers:
         until = first + max(view.grace_s, view.timeout)
     else:
-        until = max(first, *view.gone.values(), first) + view.grace_s
+        until = max([first, *view.gone.values()]) + view.grace_s
     return Wait(until) if now < until else _too_few(view, now)
 
 

@@ -9,16 +9,17 @@ given up), or a newer formation is announced, every wait ends with a BootstrapEr
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 
 from ..bootstrap.join_failure import Lost
 from ..bootstrap.loop import READ, Loop
-from ..bootstrap.records import split_blobs
+from ..bootstrap.records import join_blobs, split_blobs
 from ..bootstrap.settings_exchange import unable
 from ..errors import BootstrapError
-from .control import Connections
+from .control import Control
 from .decision import Go
-from .messages import Kind, pack_all, pack_blob, read_failed, read_part
+from .messages import Kind, no_message, pack_part, read_failed, read_part
 
 
 class FormationError(BootstrapError):
@@ -42,14 +43,14 @@ class Formation:
         unable: members that could not do their own part, as one whose port is down.
     """
 
-    def __init__(self, control: Connections, rank: int, decider: int, go: Go) -> None:
+    def __init__(self, control: Control, rank: int, decider: int, go: Go) -> None:
         self.go = go
         self.decider = decider
         self.unable: set[int] = set()
         self._control = control
         self._rank = rank
         self._step = 0
-        self._blobs: dict[int, dict[int, bytes]] = {}
+        self._blobs: defaultdict[int, dict[int, bytes]] = defaultdict(dict)
         self._all: dict[int, list[bytes]] = {}
         self._trouble: FormationError | None = None
 
@@ -63,16 +64,16 @@ class Formation:
             if rank == self.decider and epoch == self.go.epoch:
                 self.fail(text, blames)
             return
-        part = read_part(rank, payload)
-        if part.epoch != self.go.epoch:
+        epoch, step, rest = read_part(rank, payload)
+        if epoch != self.go.epoch:
             return
         if kind == Kind.BLOB and rank in self.go.members:
-            self._blobs.setdefault(part.step, {})[rank] = part.rest
+            self._blobs[step][rank] = rest
         elif kind == Kind.ALL and rank == self.decider:
-            blobs = split_blobs(part.rest, len(self.go.members))
+            blobs = split_blobs(rest, len(self.go.members))
             if blobs is None:
-                raise BootstrapError(f"rank {rank} sent what no ringcomm sends", rank=rank)
-            self._all[part.step] = blobs
+                raise no_message(rank)
+            self._all[step] = blobs
 
     def fail(self, text: str, blames: tuple[int, ...] = ()) -> None:
         """Notes that the formation failed; the first reason counts."""
@@ -98,7 +99,7 @@ class Formation:
         """Rings once the formation has failed; see rendezvous.Exchange."""
 
         def look() -> None:
-            self._control.catch_up()
+            self._control.loop.catch_up()
             if self._over(False):
                 loop.forget(self._control.loop)
                 ring()
@@ -112,8 +113,8 @@ class Formation:
     # ---- helpers ----
 
     def _hand_in(self, blob: bytes, deadline: float) -> list[bytes]:
-        self._control.send(self.decider, Kind.BLOB, pack_blob(self.go.epoch, self._step, blob))
-        if not self._control.run(lambda: self._over(self._step in self._all), deadline):
+        self._control.send(self.decider, Kind.BLOB, pack_part(self.go.epoch, self._step, blob))
+        if not self._control.loop.run(lambda: self._over(self._step in self._all), deadline):
             self.fail(
                 f"rank {self.decider}, which leads the formation, does not answer", (self.decider,)
             )
@@ -122,10 +123,9 @@ class Formation:
         return self._all.pop(self._step)
 
     def _collect(self, blob: bytes, deadline: float) -> list[bytes]:
-        blobs = self._blobs.setdefault(self._step, {})
+        blobs, members = self._blobs[self._step], self.go.members
         blobs[self._rank] = blob
-        members = self.go.members
-        if not self._control.run(lambda: self._over(len(blobs) == len(members)), deadline):
+        if not self._control.loop.run(lambda: self._over(len(blobs) == len(members)), deadline):
             silent = tuple(rank for rank in members if rank not in blobs)
             self.fail(
                 f"rank {', '.join(map(str, silent))} said that it is ready for a round, and "
@@ -134,7 +134,7 @@ class Formation:
             )
         self._raise_trouble()
         parts = [blobs[rank] for rank in members]
-        answer = pack_all(self.go.epoch, self._step, parts)
+        answer = pack_part(self.go.epoch, self._step, join_blobs(parts))
         for rank in members:
             if rank != self._rank:
                 self._control.send(rank, Kind.ALL, answer)

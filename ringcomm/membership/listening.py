@@ -6,6 +6,7 @@ members there. Invariants: nothing listens off loopback without a secret; a take
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 from collections.abc import Sequence
@@ -17,7 +18,6 @@ from ..bootstrap.secret import Secret, check_exposed
 from ..bootstrap.sockets import listen
 from ..config import Config
 from ..errors import ConfigError
-from .messages import Address
 
 _TRIED = 2
 """Number of ports that a rank tries."""
@@ -34,18 +34,16 @@ def listen_on(
     """Listens on these addresses, at one of the rank's own ports if one is free, else at any.
     Raises ConfigError, OSError."""
     check_exposed(addresses, secret, insecure)
-    for port in ports_of(job, rank):
-        listeners: list[socket.socket] = []
+    for port in (*ports_of(job, rank), 0):
         try:
-            for address in addresses:
-                listeners.append(listen(address, port))
-            return listeners
+            with contextlib.ExitStack() as opened:
+                listeners = [opened.enter_context(listen(address, port)) for address in addresses]
+                opened.pop_all()
+                return listeners
         except OSError as error:
-            for listener in listeners:
-                listener.close()
-            if error.errno != errno.EADDRINUSE:
+            if error.errno != errno.EADDRINUSE or port == 0:
                 raise
-    return [listen(address) for address in addresses]
+    raise AssertionError("any port is taken, or refused with an error")
 
 
 def own_addresses(config: Config, contacts: Sequence[str]) -> list[str]:
@@ -60,18 +58,11 @@ def contacts(hosts: Sequence[str]) -> list[str]:
     can."""
     found: list[str] = []
     for host in hosts:
-        try:
+        with contextlib.suppress(OSError):
             found += resolve(host)
-        except OSError:
-            continue
     if not found:
         raise ConfigError(
             f"rejoin=True, and no host is known to ask ({', '.join(hosts) or 'none was given'}): "
             "give hosts=, names or addresses of hosts on which members run"
         )
     return list(dict.fromkeys(found))
-
-
-def candidates(addresses: Sequence[str], job: str, rank: int) -> list[Address]:
-    """Returns the addresses and ports at which a rank may listen."""
-    return [(address, port) for address in addresses for port in ports_of(job, rank)]

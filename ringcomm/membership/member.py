@@ -6,11 +6,13 @@ is not a lost or late member's fault is raised as it is. agreement.py decides th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from types import TracebackType
 from typing import Any
 
@@ -36,9 +38,9 @@ from ..errors import (
     RingcommError,
 )
 from . import listening
-from .agreement import Agreement, Terms
+from .agreement import Agreement
 from .control import Control
-from .decision import NONE_YET, STARTED_AGAIN, Go, History, Ready
+from .decision import NONE_YET, STARTED_AGAIN, Go, History, Ready, Terms
 from .formation import Formation, FormationError
 from .messages import MAX_TOKEN
 
@@ -126,12 +128,12 @@ class Membership:
         self._number: int | None = None
         self._token = b""
         self.members: tuple[int, ...] = ()
-        if rejoin:
-            self._start_again(identify(rank, world_size, init_method), min_peers, hosts)
-            return
-        joined = join(self._config, rank, world_size, init_method, timeout, mpi, store)
-        self._comm = Communicator(joined)
         try:
+            if rejoin:
+                self._start_again(identify(rank, world_size, init_method), min_peers, hosts)
+                return
+            joined = join(self._config, rank, world_size, init_method, timeout, mpi, store)
+            self._comm = Communicator(joined)
             self._start_with_all(joined, self._comm, min_peers)
         except BaseException:
             self.close()
@@ -228,7 +230,7 @@ class Membership:
         check_exposed(asked, secret, self._config.insecure)
         others = (rank for rank in range(self.world_size) if rank != self.rank)
         self._open(listening.own_addresses(self._config, asked)).look_for(
-            {rank: listening.candidates(asked, self._job, rank) for rank in others}
+            {rank: list(product(asked, listening.ports_of(self._job, rank))) for rank in others}
         )
 
     def _set_up(
@@ -240,17 +242,20 @@ class Membership:
 
     def _open(self, addresses: Sequence[str]) -> Agreement:
         insecure, job = self._config.insecure, job_hash(self._job)
-        with typed_errors():
-            listeners = listening.listen_on(addresses, self._job, self.rank, self._secret, insecure)
         terms = Terms(
             self.rank, self.world_size, self._min_peers, self._grace_s, self._config.timeout
         )
         key = Key.derive(self._secret, job, insecure)
-        self._agreement = Agreement(
-            terms,
-            [listener.getsockname()[:2] for listener in listeners],
-            partial(Control, self.rank, self.world_size, key, job, listeners, self._grace_s),
-        )
+        with typed_errors(), contextlib.ExitStack() as opened:
+            listeners = listening.listen_on(addresses, self._job, self.rank, self._secret, insecure)
+            for listener in listeners:
+                opened.enter_context(listener)
+            self._agreement = Agreement(
+                terms,
+                [listener.getsockname()[:2] for listener in listeners],
+                partial(Control, self.rank, self.world_size, key, job, listeners, self._grace_s),
+            )
+            opened.pop_all()  # the agreement closes them
         return self._agreement
 
     # ---- coming to a round ----

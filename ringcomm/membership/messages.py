@@ -13,9 +13,9 @@ import enum
 import ipaddress
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..bootstrap.records import LENGTH, MAX_BYTES, Record, join_blobs, pack
+from ..bootstrap.records import LENGTH, MAX_BYTES, Record, pack
 from ..errors import BootstrapError
 from .decision import Go, Ready
 
@@ -46,31 +46,24 @@ def most_bytes(world_size: int) -> int:
     return _PLACE.size + world_size * (LENGTH.size + MAX_BYTES)
 
 
-def frame(kind: Kind, payload: bytes) -> bytes:
-    """Returns a whole message: header and payload."""
-    return HEADER.pack(kind, len(payload)) + payload
+def no_message(rank: int) -> BootstrapError:
+    """Returns the error to raise where a rank has sent what is no message."""
+    return BootstrapError(f"rank {rank} sent what no ringcomm sends", rank=rank)
 
 
 # ---- INTRO ----
 
 
-class Intro(NamedTuple):
-    """Introduction of a process: its identity and the addresses it knows."""
-
-    process: int
-    """Random number that tells the process from an earlier one of its rank."""
-    book: Book
-
-
 def pack_intro(process: int, book: Mapping[int, Sequence[Address]]) -> bytes:
-    """Encodes an INTRO."""
+    """Encodes an INTRO: a random number, which tells the process from an earlier one of its rank,
+    and the addresses that it knows."""
     return pack({"process": process, "book": _pack_places(book)})
 
 
-def read_intro(source: str, payload: bytes, world_size: int) -> Intro:
-    """Decodes an INTRO. Raises BootstrapError."""
+def read_intro(source: str, payload: bytes, world_size: int) -> tuple[int, Book]:
+    """Decodes an INTRO: process, addresses. Raises BootstrapError."""
     record = Record.unpack(source, payload)
-    return Intro(record.integer("process", 0, _MAX), _read_book(record, world_size))
+    return record.integer("process", 0, _MAX), _read_book(record, world_size)
 
 
 def pack_book(book: Mapping[int, Sequence[Address]]) -> bytes:
@@ -112,17 +105,21 @@ def _read_place(record: Record) -> Address:
 
 def pack_ready(ready: Ready, now: float) -> bytes:
     """Encodes a READY; its time is sent as an age in seconds, as clocks differ."""
-    fields: dict[str, Any] = dict(vars(ready))
-    del fields["rank"], fields["at"]
-    fields.update(
-        history=dict(zip(("epoch", "number", "origin"), ready.history, strict=True)),
-        blames=_ranks(ready.blames),
-        token=ready.token.hex(),
-        behind=int(ready.behind),
-        healthy=int(ready.healthy),
-        age=max(0.0, now - ready.at),
+    return pack(
+        {
+            "history": dict(zip(("epoch", "number", "origin"), ready.history, strict=True)),
+            "number": ready.number,
+            "healthy": int(ready.healthy),
+            "blames": _ranks(ready.blames),
+            "token": ready.token.hex(),
+            "serial": ready.serial,
+            "epoch": ready.epoch,
+            "origin": ready.origin,
+            "seen": ready.seen,
+            "behind": int(ready.behind),
+            "age": max(0.0, now - ready.at),
+        }
     )
-    return pack(fields)
 
 
 def read_ready(rank: int, payload: bytes, world_size: int, now: float) -> Ready:
@@ -213,30 +210,18 @@ def read_go(source: str, payload: bytes, world_size: int) -> Go:
 # ---- BLOB, ALL, FAILED ----
 
 
-def pack_blob(epoch: int, step: int, blob: bytes) -> bytes:
-    """Encodes a rank's part of a step of the bring-up."""
-    return _PLACE.pack(epoch, step) + blob
+def pack_part(epoch: int, step: int, part: bytes) -> bytes:
+    """Encodes a BLOB or an ALL: a rank's part of a step of the bring-up, or the parts of all
+    members in their order, as join_blobs makes them."""
+    return _PLACE.pack(epoch, step) + part
 
 
-def pack_all(epoch: int, step: int, blobs: Sequence[bytes]) -> bytes:
-    """Encodes the parts of all members, in their order."""
-    return _PLACE.pack(epoch, step) + join_blobs(blobs)
-
-
-class Part(NamedTuple):
-    """Decoded BLOB or ALL; rest holds the part, or all parts."""
-
-    epoch: int
-    step: int
-    rest: bytes
-
-
-def read_part(rank: int, payload: bytes) -> Part:
-    """Decodes a BLOB or an ALL. Raises BootstrapError."""
+def read_part(rank: int, payload: bytes) -> tuple[int, int, bytes]:
+    """Decodes a BLOB or an ALL: epoch, step, the part or all parts. Raises BootstrapError."""
     if len(payload) < _PLACE.size:
-        raise BootstrapError(f"rank {rank} sent what no ringcomm sends", rank=rank)
+        raise no_message(rank)
     epoch, step = _PLACE.unpack_from(payload)
-    return Part(epoch, step, payload[_PLACE.size :])
+    return epoch, step, payload[_PLACE.size :]
 
 
 def pack_failed(epoch: int, blames: Sequence[int], text: str) -> bytes:

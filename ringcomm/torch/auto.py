@@ -38,6 +38,8 @@ from .steps import before_steps, has_any
 _log = logging.getLogger("ringcomm")
 
 _ADAPTERS = 0.05  # a smaller trained share of the parameters counts as adapters
+_ReadyBuckets = list[tuple[float, BucketSize]]
+"""When each bucket of a step was ready, a time of time.perf_counter(), and its size."""
 
 
 class Auto:
@@ -93,9 +95,10 @@ class Auto:
         self._law = Law(self._rungs(bool(linear)), first_steps=max(warmup_steps, FIRST_STEPS))
         self._agreement: Agreement | None = None
         self._latency_s = self._cpu_s = 0.0
-        self._watch: _OptimizerWatch | None = None
+        self._ids: set[int] = set()  # id() of each parameter that has been seen
+        self._optimizer: weakref.ref[Any] | None = None  # which has stepped last
         self._steps: deque[_ReadyBuckets] = deque()  # sent, not noted yet
-        self._current: _ReadyBuckets | None = None
+        self._current: _ReadyBuckets = []
         self._load: tuple[BucketSize, ...] = ()
 
     def _rungs(self, linear: bool) -> tuple[Rung, ...]:
@@ -151,22 +154,20 @@ class Auto:
         """Notes the bucket's size and the time when it was ready."""
         if self._agreement is None:
             return
-        if self._watch is None:
-            self._watch = _OptimizerWatch(self)
-        self._watch.ids.update(id(one.tensor) for one in bucket.slices)
-        if self._current is None:
-            self._current = _ReadyBuckets()
-        self._current.add(bucket)
+        if not self._ids:
+            before_steps.add(self._see)
+        self._ids.update(id(one.tensor) for one in bucket.slices)
+        self._current.append((time.perf_counter(), _bucket_size(bucket)))
         if bucket.last:
             self._steps.append(self._current)
-            self._current = None
+            self._current = []
 
     def note(self, report: StepReport, finite: bool) -> None:
         """Adds the finished step to the window of measurements."""
         if self._agreement is None or not self._steps:
             return
         buckets, window = self._steps.popleft(), self._agreement.window
-        self._load = tuple(buckets.load)
+        self._load = tuple(size for _, size in buckets)
         window.steps.append(
             StepTimes(
                 report["compute_s"],
@@ -174,9 +175,16 @@ class Auto:
                 report["deferred"],
                 report["in_flight_s"],
                 report["wire_bytes"],
-                buckets.ready_s(),
+                tuple(at - buckets[0][0] for at, _ in buckets),
             )
         )
+
+    def _see(self, optimizer: torch.optim.Optimizer) -> None:
+        """Meets an optimizer of the parameters that steps, unless it was the last one to."""
+        is_known = self._optimizer is not None and self._optimizer() is optimizer
+        if has_any(optimizer, self._ids) and not is_known:
+            self._optimizer = weakref.ref(optimizer)
+            self.meet(optimizer)
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
         """Sets the codecs to choose from, now that the optimizer is known."""
@@ -213,7 +221,7 @@ class Auto:
             )
         rung = Rung(parse(state["codec"]), int(state["accumulate"]))
         self._law.load_state_dict(state["law"], rung)
-        self._agreement, self._current = None, None
+        self._agreement, self._current = None, []
         self._steps.clear()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -223,22 +231,6 @@ class Auto:
         self._settings = state["settings"]
         self._set_up(state["share"])
         self.load_state_dict(state["state"])
-
-
-class _ReadyBuckets:
-    """Sizes of the buckets of one step, and when each was ready."""
-
-    def __init__(self) -> None:
-        self.load: list[BucketSize] = []
-        self._at: list[float] = []
-
-    def add(self, bucket: GradientBucket) -> None:
-        self._at.append(time.perf_counter())
-        self.load.append(_bucket_size(bucket))
-
-    def ready_s(self) -> tuple[float, ...]:
-        """Seconds from the first bucket of the step until each one was ready."""
-        return tuple(at - self._at[0] for at in self._at)
 
 
 def _bucket_size(bucket: GradientBucket) -> BucketSize:
@@ -253,28 +245,3 @@ def _trained_share(model: nn.Module) -> float:
     counts = [(p.numel(), p.requires_grad) for p in model.parameters()]
     total = sum(count for count, _ in counts)
     return sum(count for count, trained in counts if trained) / total if total else 1.0
-
-
-class _OptimizerWatch:
-    """Reports the optimizer of some parameters to an Auto when it steps.
-
-    Args:
-        owner: its ``meet`` is called once for each optimizer.
-
-    Attributes:
-        ids: id() of each parameter.
-    """
-
-    def __init__(self, owner: Auto) -> None:
-        self.ids: set[int] = set()
-        self._owner = weakref.ref(owner)
-        self._known: weakref.ref[Any] | None = None
-        before_steps.add(self._look)
-
-    def _look(self, optimizer: Any) -> None:
-        owner = self._owner()
-        if owner is None or not has_any(optimizer, self.ids):
-            return
-        if self._known is None or self._known() is not optimizer:
-            self._known = weakref.ref(optimizer)
-            owner.meet(optimizer)

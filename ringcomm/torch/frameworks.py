@@ -117,11 +117,10 @@ class _Callback:
         self.outer = OuterStep(model, optimizer, scaler=scaler, **self._settings)
         return self.outer
 
-    def _end(self) -> None:
+    def _end(self, outer: OuterStep) -> None:
         """Ends the exchange, after the last round."""
-        if self.outer is not None:
-            self.outer.detach()
-            self.outer = None
+        outer.detach()
+        self.outer = None
 
 
 class LightningCallback(_Callback):
@@ -194,7 +193,7 @@ class LightningCallback(_Callback):
         if self.outer is not None:
             self.outer.flush()
             self._saved = self.outer.gather_state_dict()
-            self._end()
+            self._end(self.outer)
             pl_module.on_save_checkpoint = self._own_hook
 
     def state_dict(self) -> dict[str, Any]:
@@ -288,7 +287,7 @@ class TransformersCallback(_Callback):
         """Runs a last round, so that all ranks end with the same weights. A collective."""
         if self.outer is not None:
             self.outer.flush()
-            self._end()
+            self._end(self.outer)
 
 
 def _folder(args: Any, state: Any) -> Path:

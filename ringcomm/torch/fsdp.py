@@ -18,6 +18,7 @@ when its result is there, as FSDP follows collectives by streams alone.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -75,10 +76,16 @@ def compress(
     codec, rounded = parse(gradients, "gradients="), parse(weights, "weights=")
     is_comm = across is None or isinstance(across, Communicator)
     require("across, give a ringcomm.Communicator", repr(across), is_comm)
-    text = "with across= weights are gathered in the host: leave weights= out"
-    require(text, None, across is None or rounded.name == "none")
-    text = f"weights={weights!r} needs error feedback: give int8 or fp8"
-    require(text, None, not rounded.needs_feedback)
+    require(
+        "with across= weights are gathered in the host: leave weights= out",
+        None,
+        across is None or rounded.name == "none",
+    )
+    require(
+        f"weights={weights!r} needs error feedback: give int8 or fp8",
+        None,
+        not rounded.needs_feedback,
+    )
     mesh = _mesh_of(model, found.values())
     compressed = Compressed(across, mesh.get_local_rank(), mesh.size(), found)
     if across is not None:
@@ -90,15 +97,16 @@ def compress(
             compressed.watch = AdamWatch(ONEBIT)
             compressed.watch.see(model.parameters())
         for name, module in found.items():
-            module.set_all_reduce_hook(compressed.mean_of(name, codec, across))
+            module.set_all_reduce_hook(functools.partial(compressed.average, name, codec, across))
             if codec.needs_feedback:  # a shard is always of one size
                 module.set_reduce_scatter_unused_params(True)
         return compressed
-    text = (
+    require(
         f"gradients={codec.name!r} needs error feedback, whose residuals would be as large as all "
-        "gradients on each rank: give int8 or fp8, or shard in a host, with across="
+        "gradients on each rank: give int8 or fp8, or shard in a host, with across=",
+        None,
+        not codec.needs_feedback,
     )
-    require(text, None, not codec.needs_feedback)
     comm_of(mesh.get_group())
     for module in found.values():
         module.set_custom_reduce_scatter(_ReduceScatter(codec, compressed))
@@ -147,10 +155,8 @@ class Compressed:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what ``state_dict`` returned; an empty state changes nothing. Raises ConfigError
         for a state of another shard or model, or in a world of another size."""
-        known = isinstance(state, Mapping) and set(state) in (
-            {"shard", "shards", "feedback"},
-            set(),
-        )
+        keys = {"shard", "shards", "feedback"}
+        known = isinstance(state, Mapping) and set(state) in (keys, set())
         require("this is no state of what compress() returns", None, known)
         there = state.get("shard", self.shard), state.get("shards", self.shards)
         if there != (self.shard, self.shards):
@@ -165,20 +171,16 @@ class Compressed:
 
     # ---- what FSDP calls ----
 
-    def mean_of(self, name: str, codec: Codec, across: Communicator) -> Any:
-        """Returns a hook that averages a module's gradients over the hosts."""
-
-        def mean(shard: torch.Tensor) -> None:
-            flat = _as_sent(shard, codec).view(-1)
-            feedback = self.feedback[name] if codec.needs_feedback else None
-            with naming("the exchange of gradients across hosts"):
-                pending = Pending(across, flat, codec, feedback)
-                shard.copy_(pending.wait().view(shard.shape))
-            if shard.is_cuda:  # FSDP frees it by another stream
-                shard.record_stream(torch.cuda.current_stream(shard.device))
-            self.carried += carried_by(pending.work)
-
-        return mean
+    def average(self, name: str, codec: Codec, across: Communicator, shard: torch.Tensor) -> None:
+        """Averages a module's gradients over the hosts."""
+        flat = _as_sent(shard, codec).view(-1)
+        feedback = self.feedback[name] if codec.needs_feedback else None
+        with naming("the exchange of gradients across hosts"):
+            pending = Pending(across, flat, codec, feedback)
+            shard.copy_(pending.wait().view(shard.shape))
+        if shard.is_cuda:  # FSDP frees it by another stream
+            shard.record_stream(torch.cuda.current_stream(shard.device))
+        self.carried += carried_by(pending.work)
 
 
 class _Exchange:
@@ -276,10 +278,11 @@ def _mesh_of(model: torch.nn.Module, modules: Iterable[Any]) -> Any:
     is_shard = all(placement.is_shard() for placement in placements)
     require("the model is in replicate(), which shards nothing", None, is_shard)
     meshes = {one.device_mesh for one in held}
-    text = (
+    require(
         "the model is sharded over several meshes, or one of several dimensions, whose own "
         "all-reduce no codec takes: shard it over the ranks of a host alone, and give across= for "
-        "the hosts"
+        "the hosts",
+        None,
+        len(meshes) == 1 and all(mesh.ndim == 1 for mesh in meshes),
     )
-    require(text, None, len(meshes) == 1 and all(mesh.ndim == 1 for mesh in meshes))
     return meshes.pop()

@@ -14,7 +14,7 @@ Invariants: every rank is in one row and one column; all rows are equally long.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,14 @@ class Grid:
             seq=error.seq,
             elapsed=error.elapsed,
         )
+
+    @contextlib.contextmanager
+    def ranks_named(self, comm: Communicator) -> Iterator[None]:
+        """Raises errors of row or column as ``named``; the local group has the row's ranks."""
+        try:
+            yield
+        except RingcommError as error:
+            raise self.named(comm, error) from error.__cause__
 
     def close(self) -> None:
         """Closes both communicators."""

@@ -166,7 +166,7 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         except RingcommError:
             self._run_abort_hooks()
             raise
-        if not work.was_waited_for():
+        if not work.is_settled:
             work.deliver(lambda _: self._run_abort_hooks())
         return work
 
@@ -355,14 +355,18 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         if self.comm.rank not in new_ranks:
             return None
         name = group_name or f"{self._name}/{','.join(map(str, new_ranks))}"
-        seconds = datetime.timedelta(seconds=self._seconds)
-        store, options = _PrefixStore(f"{name}/", self._store), options_of(opts or self._options)
-        rank = list(new_ranks).index(self.comm.rank)
-        comm = connect(store, rank, len(new_ranks), timeout or seconds, options, name)
-        group = RingcommGroup(store, comm, options)
+        group = self._part(name, new_ranks, timeout, opts)
         group.setGroupName(name)
         group.setGroupDesc(group_desc or "undefined")
         return group
+
+    def _part(self, name: str, ranks: Sequence[int], timeout: Any, opts: Any) -> RingcommGroup:
+        """Joins these ranks of the group, all of which call it, this one among them."""
+        store, options = _PrefixStore(f"{name}/", self._store), options_of(opts or self._options)
+        rank = list(ranks).index(self._place[0])
+        seconds = timeout or datetime.timedelta(seconds=self._seconds)
+        comm = connect(store, rank, len(ranks), seconds, options, name)
+        return RingcommGroup(store, comm, options)
 
     def _require_no_others(self, what: str) -> None:
         if self._others:
@@ -415,13 +419,8 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         if flags & SHRINK_ABORT:
             self.abort()
         self._shrinks += 1
-        rank, size = self._place
-        stay = [one for one in range(size) if one not in ranks_to_exclude]
-        name = f"{self._name}/shrunk/{self._shrinks}"
-        store, options = _PrefixStore(f"{name}/", self._store), options_of(opts or self._options)
-        timeout = datetime.timedelta(seconds=self._seconds)
-        comm = connect(store, stay.index(rank), len(stay), timeout, options, name)
-        group = RingcommGroup(store, comm, options)
+        stay = [one for one in range(self.size()) if one not in ranks_to_exclude]
+        group = self._part(f"{self._name}/shrunk/{self._shrinks}", stay, None, opts)
         return stand_in.stand_in_class()(lambda: group, *group._place)
 
     # ---- the end ----

@@ -80,6 +80,11 @@ class _Watch:
         text: returns the warning; None: no warning after all.
         before: how much it had carried when training began; None: found out at the first step.
         ids: returns id() of the parameters whose optimizers count; None: all optimizers count.
+
+    Attributes:
+        owner: returns the owner, or None where it is gone.
+        steps: how many it has counted.
+        is_over: whether it has warned, or need not.
     """
 
     def __init__(
@@ -90,24 +95,15 @@ class _Watch:
         before: int | None,
         ids: Callable[[Any], Container[int]] | None = None,
     ) -> None:
-        self._owner = weakref.ref(owner)
+        self.owner = weakref.ref(owner)
         self._carried, self._text = carried, text
         self._before, self._ids = before, ids
-        self._steps = 0
+        self.steps = 0
         self.is_over = False
-
-    def is_of(self, owner: object) -> bool:
-        """Returns whether the watch is of this owner."""
-        return self._owner() is owner
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether it has counted steps, and its owner is alive."""
-        return self._steps > 0 and self._owner() is not None
 
     def look(self, optimizer: Any) -> str | None:
         """Counts a step. Returns the warning, if it is due, and sets ``is_over``."""
-        owner = self._owner()
+        owner = self.owner()
         if owner is None:
             self.is_over = True
             return None
@@ -116,9 +112,9 @@ class _Watch:
         carried = self._carried(owner)
         if self._before is None:
             self._before = carried
-        self._steps += 1
+        self.steps += 1
         is_silent = carried == self._before
-        self.is_over = not is_silent or self._steps == SILENT_STEPS
+        self.is_over = not is_silent or self.steps == SILENT_STEPS
         return self._text(owner) if is_silent and self.is_over else None
 
 
@@ -155,11 +151,11 @@ class _Watches:
 
     def unwatch(self, owner: object) -> None:
         """Ends the watch of an owner."""
-        self._end(lambda watch: watch.is_of(owner))
+        self._end(lambda watch: watch.owner() is owner)
 
     def any_but(self, owner: object) -> bool:
-        """Returns whether another owner's watch has begun."""
-        return any(watch.has_begun and not watch.is_of(owner) for watch in self._all)
+        """Returns whether the watch of another owner, which lives, has counted steps."""
+        return any(watch.steps and watch.owner() not in (None, owner) for watch in self._all)
 
     def _end(self, is_over: Callable[[_Watch], bool]) -> None:
         with self._lock:
@@ -340,12 +336,11 @@ class AdamWatch:
 
 def require_whole_model(model: nn.Module) -> None:
     """Raises ConfigError for a model that is sharded."""
-    for module in model.modules():
-        if is_sharded(type(module)):
-            raise ConfigError(
-                "OuterStep: the model is sharded by FSDP, and no rank has all of it; "
-                "OuterStep takes a model that each rank has whole"
-            )
+    if any(is_sharded(type(module)) for module in model.modules()):
+        raise ConfigError(
+            "OuterStep: the model is sharded by FSDP, and no rank has all of it; "
+            "OuterStep takes a model that each rank has whole"
+        )
 
 
 def require_apart(ids: Container[int], places: Sequence[int]) -> None:
@@ -420,26 +415,23 @@ class FirstBatch:
         self._handle: Any = model.register_forward_pre_hook(self._look, with_kwargs=True)
 
     def _look(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        if model.training and self._handle is not None:
+        if model.training:
             self.digest = digest_of((args, kwargs))
 
     def stop(self) -> None:
         """Stops watching the model. Must not be called within a forward."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        self._handle.remove()
 
 
 def digest_of(batch: Any) -> bytes:
     """Returns the digest of the tensors in nested lists, tuples and dictionaries; zeros if there
     are none."""
-    digest, is_empty = hashlib.blake2b(digest_size=16), True
-    for tensor in tensors_in(batch):
-        is_empty = False
+    digest, tensors = hashlib.blake2b(digest_size=16), list(tensors_in(batch))
+    for tensor in tensors:
         some = tensor.detach().flatten()[:_MOST_ELEMENTS].cpu().contiguous()
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         digest.update(some.view(torch.uint8).numpy().tobytes() if some.numel() else b"")
-    return NOTHING if is_empty else digest.digest()
+    return digest.digest() if tensors else NOTHING
 
 
 def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
@@ -447,9 +439,6 @@ def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
     if isinstance(batch, torch.Tensor):
         if batch.layout == torch.strided:
             yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from tensors_in(value)
-    elif isinstance(batch, (list, tuple)):
-        for value in batch:
+    elif isinstance(batch, (Mapping, list, tuple)):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
             yield from tensors_in(value)

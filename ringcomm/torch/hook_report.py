@@ -47,52 +47,34 @@ class CodecStretch(TypedDict):
 
 class HookReport(dict[str, Any]):
     """Report of a hook: a dictionary whose values are attributes, too; ``print`` shows it as a
-    table."""
+    table.
 
-    @property
-    def buckets(self) -> int:
-        """Buckets reduced."""
-        return int(self["buckets"])
+    Attributes:
+        buckets: buckets reduced.
+        payload_bytes: bytes of gradients, before compression.
+        wire_bytes: payload that this rank sent over its ports, after compression.
+        shared_bytes: bytes that this rank wrote to the memory that ranks of a host share.
+        rail_bytes: bytes sent by each port, in rail order, with frame headers.
+        comm_s: seconds from submission to completion, summed over buckets.
+        works: times of submission and completion of each bucket.
+        steps: reports of the finished steps, oldest first.
+        codecs: codecs of the whole run, each with its first and last step.
+    """
 
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of gradients, before compression."""
-        return int(self["payload_bytes"])
+    buckets: int
+    payload_bytes: int
+    wire_bytes: int
+    shared_bytes: int
+    rail_bytes: list[int]
+    comm_s: float
+    works: list[Interval]
+    steps: list[StepReport]
+    codecs: list[CodecStretch]
 
-    @property
-    def wire_bytes(self) -> int:
-        """Bytes of payload that this rank sent over its ports, after compression."""
-        return int(self["wire_bytes"])
-
-    @property
-    def shared_bytes(self) -> int:
-        """Bytes that this rank wrote to the memory that ranks of a host share."""
-        return int(self["shared_bytes"])
-
-    @property
-    def rail_bytes(self) -> list[int]:
-        """Bytes sent by each port, in rail order, with frame headers."""
-        return list(self["rail_bytes"])
-
-    @property
-    def comm_s(self) -> float:
-        """Seconds from submission to completion, summed over buckets."""
-        return float(self["comm_s"])
-
-    @property
-    def works(self) -> list[Interval]:
-        """Times of submission and completion of each bucket."""
-        return list(self["works"])
-
-    @property
-    def steps(self) -> list[StepReport]:
-        """Reports of the finished steps, oldest first."""
-        return list(self["steps"])
-
-    @property
-    def codecs(self) -> list[CodecStretch]:
-        """Codecs of the whole run, each with its first and last step."""
-        return list(self["codecs"])
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(f"a {type(self).__name__} has no {name!r}")
 
     def __str__(self) -> str:
         return _table(self)

@@ -42,11 +42,10 @@ from .codec_policy import CodecPolicy, needs_feedback, policy_of
 from .guards import ONEBIT, AdamWatch
 from .hook_report import HookReport
 from .named_feedback import COMPRESSIBLE, NamedFeedback
-from .pace import pace_of
-from .stale import Stale1
+from .stale import Stale1, pace_of
 from .sync.agreement import require_alike
 from .tensors import require_dense
-from .transport import FlatTransport, GradientFuture, Transport, failed_future
+from .transport import BucketInFlight, FlatTransport, GradientFuture, Transport
 
 #: Removed arguments and their replacements; see ``names_arguments``.
 REMOVED = {"policy": "has been removed: give the CodecPolicy as compression="}
@@ -323,7 +322,9 @@ class HookState:
         if self._watch is not None:
             self._watch.see(one.tensor for one in gradients.slices)
         if self.error is not None:  # an earlier bucket failed, but DDP must see the step's end
-            future = failed_future(gradients, self.account, self.error)
+            failed = BucketInFlight(self.transport, gradients)
+            future = failed.future()
+            failed.complete()
         else:
             known = gradients.buffer.dtype in COMPRESSIBLE
             codec = self._policy.codec(self.steps) if known else CODECS["none"]

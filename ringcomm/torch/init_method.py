@@ -15,8 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 
-from ..bootstrap.launch import LOOPBACK, identify
-from ..bootstrap.launchers import detect
+from ..bootstrap.launch import LOOPBACK, detect, identify
 from ..errors import ConfigError
 
 SCHEME = "ringcomm"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
 from ..core.calls import check_tag
 from ..core.native import lib
 from ..errors import CommTimeoutError, RingcommError
-from .submit import Call, Submitter, one
-from .tensors import moved
-from .works import RingWork, together
+from .submit import Call, Submitter, moving_call, one
+from .works import RingWork, together, wait_for_all
 
 
 class Messaging(Submitter):
@@ -18,20 +18,19 @@ class Messaging(Submitter):
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> RingWork:
         """Sends to a rank of this group, for a receive of the same tag."""
-        src = moved(one(tensors, "send"), writable=False)
-        call = Call(lib.RC_SEND, src, None, src.count, root=self._peer(dst), tag=check_tag(tag))
+        source = one(tensors, "send")
+        call = moving_call(lib.RC_SEND, source, None, self._peer(dst), check_tag(tag))
         return self._start("send", [call], list(tensors))
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> RingWork:
         """Receives what a rank of this group sends with this tag."""
-        dst = moved(one(tensors, "recv"), writable=True, reads=False)
-        call = Call(lib.RC_RECV, None, dst, dst.count, root=self._peer(src), tag=check_tag(tag))
+        target = one(tensors, "recv")
+        call = moving_call(lib.RC_RECV, None, target, self._peer(src), check_tag(tag))
         return self._start("recv", [call], list(tensors))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> RingWork:
         """Receives the next message of any rank with this tag; the Work names the rank."""
-        dst = moved(one(tensors, "recv"), writable=True, reads=False)
-        call = Call(lib.RC_RECV, None, dst, dst.count, root=None, tag=check_tag(tag))
+        call = moving_call(lib.RC_RECV, None, one(tensors, "recv"), None, check_tag(tag))
         return self._start("recvAnySource", [call], list(tensors))
 
     def _peer(self, rank: int) -> int:
@@ -52,13 +51,10 @@ class Messaging(Submitter):
         """Completes when every rank has called it, and this rank's earlier collectives are over."""
         earlier = [work for work in self.comm.works_in_flight() if not work.is_message]
         undelivered = list(self._undelivered)
-
-        def deliver() -> None:
-            for work in undelivered:
-                work.wait()
-
-        call = Call(lib.RC_BARRIER, None, None, 0)
-        return self._start("barrier", [call], [], opts, deliver if undelivered else None, earlier)
+        deliver = functools.partial(wait_for_all, undelivered) if undelivered else None
+        return self._start(
+            "barrier", [Call(lib.RC_BARRIER, None, None, 0)], [], opts, deliver, earlier
+        )
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Waits for all ranks; its error names the ranks that have not called it: on rank 0 all of

@@ -14,7 +14,7 @@ import torch
 
 from ..core.calls import USERS_TAGS
 from ..core.native import lib
-from .submit import Call, Submitter, Tensors, one, root_of
+from .submit import Call, Submitter, Tensors, moving_call, one, root_of
 from .tensors import KNOWN, copy, joined, moved, packed, require_alike, unpack
 from .works import RingWork, together
 
@@ -39,27 +39,23 @@ class Moving(Submitter):
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:
         """Gathers into a list of world_size tensors like the input."""
         source = one(inputs, "all_gather")
-        rows = outputs[0] if isinstance(outputs[0], (list, tuple)) else outputs
-        self._require_world(rows, "all_gather")
-        require_alike(rows, source, "all_gather")
-        return self._collect("all_gather", lib.RC_ALLGATHER, list(rows), source, opts)
+        return self._collect("all_gather", lib.RC_ALLGATHER, outputs, source, opts)
 
     def _collect(
         self,
         name: str,
         collective: int,
-        rows: Tensors,
+        outputs: Any,
         source: torch.Tensor,
         opts: Any,
         root: int = 0,
     ) -> RingWork:
-        """Gathers into rows, in place if these are contiguous in memory."""
-        src = moved(source, writable=False)
+        """Gathers into a list, or the only list of a list, in place if its tensors are contiguous
+        in memory."""
+        rows = self._of_all_ranks(outputs, source, name)
         flat = joined(rows)
         target = source.new_empty(len(rows) * source.numel()) if flat is None else flat
-        call = Call(
-            collective, src, moved(target, writable=True, reads=False), src.count, root=root
-        )
+        call = moving_call(collective, source, target, root)
         targets = [row.detach() for row in rows]
         after = None if flat is not None else lambda: unpack(target, targets)
         return self._start(name, [call], rows, opts, after)
@@ -74,8 +70,7 @@ class Moving(Submitter):
     def all_gather_single(self, output: Any, source: Any, opts: Any = None) -> RingWork:
         """Gathers into one tensor, world_size times as large as the input."""
         self._require_whole("all_gather_into_tensor", output, source)
-        src = moved(source, writable=False)
-        call = Call(lib.RC_ALLGATHER, src, moved(output, writable=True, reads=False), src.count)
+        call = moving_call(lib.RC_ALLGATHER, source, output)
         return self._start("all_gather", [call], [output], opts)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:
@@ -85,26 +80,19 @@ class Moving(Submitter):
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:
         """Gathers into a list of world_size tensors on the root; elsewhere outputs are empty."""
-        source = one(inputs, "gather")
-        root = root_of(opts)
-        if self.comm.rank != root:
-            src = moved(source, writable=False)
-            return self._start(
-                "gather", [Call(lib.RC_GATHER, src, None, src.count, root=root)], [], opts
-            )
-        rows = outputs[0] if outputs and isinstance(outputs[0], (list, tuple)) else outputs
-        self._require_world(rows, "gather")
-        require_alike(rows, source, "gather")
-        return self._collect("gather", lib.RC_GATHER, list(rows), source, opts, root)
+        source, root = one(inputs, "gather"), root_of(opts)
+        if self.comm.rank == root:
+            return self._collect("gather", lib.RC_GATHER, outputs, source, opts, root)
+        return self._start("gather", [moving_call(lib.RC_GATHER, source, None, root)], [], opts)
 
     def gather_single(self, output: Any, source: Any, opts: Any = None) -> RingWork:
         """Gathers into one tensor on the root, world_size times as large as the input; elsewhere
         the output is not used."""
-        root, src, dst = root_of(opts), moved(source, writable=False), None
-        if self.comm.rank == root:
+        root = root_of(opts)
+        is_root = self.comm.rank == root
+        if is_root:
             self._require_whole("gather_single", output, source)
-            dst = moved(output, writable=True, reads=False)
-        call = Call(lib.RC_GATHER, src, dst, src.count, root=root)
+        call = moving_call(lib.RC_GATHER, source, output if is_root else None, root)
         return self._start("gather", [call], [output], opts)
 
     def _require_whole(self, name: str, output: torch.Tensor, source: torch.Tensor) -> None:
@@ -116,18 +104,19 @@ class Moving(Submitter):
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:
         """Scatters a list of world_size tensors of the root; elsewhere inputs are empty."""
-        output = one(outputs, "scatter")
-        root = root_of(opts)
-        dst = moved(output, writable=True, reads=False)
-        src = None
-        if self.comm.rank == root:
-            parts = inputs[0] if inputs and isinstance(inputs[0], (list, tuple)) else inputs
-            self._require_world(parts, "scatter")
-            require_alike(parts, output, "scatter")
-            src = moved(packed(parts), writable=False)
-        return self._start(
-            "scatter", [Call(lib.RC_SCATTER, src, dst, dst.count, root=root)], [output], opts
-        )
+        output, root = one(outputs, "scatter"), root_of(opts)
+        is_root = self.comm.rank == root
+        source = packed(self._of_all_ranks(inputs, output, "scatter")) if is_root else None
+        call = moving_call(lib.RC_SCATTER, source, output, root)
+        return self._start("scatter", [call], [output], opts)
+
+    def _of_all_ranks(self, given: Any, like: torch.Tensor, name: str) -> Tensors:
+        """Returns the tensors of a list, or of the only list in it. Raises ValueError unless there
+        is one for each rank, of the dtype and number of elements of another."""
+        parts = given[0] if given and isinstance(given[0], (list, tuple)) else given
+        self._require_world(parts, name)
+        require_alike(parts, like, name)
+        return list(parts)
 
     def all_to_all_single(
         self,
@@ -180,10 +169,8 @@ class Moving(Submitter):
         calls = []
         for distance in range(1, n):
             to, source = (rank + distance) % n, (rank - distance) % n
-            src = moved(inputs[to], writable=False)
-            dst = moved(outputs[source], writable=True, reads=False)
-            calls.append(Call(lib.RC_SEND, src, None, src.count, root=to, tag=USERS_TAGS))
-            calls.append(Call(lib.RC_RECV, None, dst, dst.count, root=source, tag=USERS_TAGS))
+            calls.append(moving_call(lib.RC_SEND, inputs[to], None, to, USERS_TAGS))
+            calls.append(moving_call(lib.RC_RECV, None, outputs[source], source, USERS_TAGS))
         if outputs[rank].numel() != inputs[rank].numel():
             raise ValueError("all_to_all: the piece that stays here has two sizes")
         copy(outputs[rank], inputs[rank])

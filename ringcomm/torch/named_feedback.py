@@ -85,15 +85,10 @@ class NamedFeedback:
         return next((p.numel() for p, known in self._names.values() if known == name), None)
 
     def set_codec(self, compression: str, needed: bool) -> None:
-        """Sets the codec. Raises ConfigError, and keeps the former one, if residuals are to be kept
-        and parameters have no names."""
-        before = self.compression, self.needed
+        """Sets the codec. Raises ConfigError if residuals are to be kept and parameters have no
+        names."""
         self.compression, self.needed = compression, needed
-        try:
-            self._require_names()
-        except ConfigError:
-            self.compression, self.needed = before
-            raise
+        self._require_names()
         if self.keeps:
             self.reserve()
 

@@ -39,7 +39,6 @@ _BITWISE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     _Kind.BOR: torch.bitwise_or,
     _Kind.BXOR: torch.bitwise_xor,
 }
-_LOSSY_OPS = ("sum", "avg")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +54,6 @@ class Reduction:
     op: str
     join: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     factor: Any = None
-
-    def joined(self, rows: torch.Tensor) -> torch.Tensor:
-        """Reduces all ranks' tensors, stacked, to one."""
-        assert self.join is not None
-        return functools.reduce(self.join, rows.unbind(0))
 
 
 def reduction(op: Any, tensor: torch.Tensor) -> Reduction:
@@ -100,16 +94,6 @@ def as_reduced(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_complex():
         return torch.view_as_real(tensor.detach())
     return tensor
-
-
-def takes_compression(op: str, tensor: torch.Tensor) -> bool:
-    """Returns whether a codec may compress this reduction."""
-    return op in _LOSSY_OPS and tensor.dtype in (torch.float32, torch.float64)
-
-
-def is_sum(op: Any) -> bool:
-    """Returns whether the op is ReduceOp.SUM."""
-    return bool(getattr(op, "op", op) == _Kind.SUM)
 
 
 def _no_such(kind: Any, tensor: torch.Tensor) -> TensorError:

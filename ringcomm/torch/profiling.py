@@ -36,7 +36,7 @@ def recorded(name: str, submit: Callable[[], RingWork]) -> RingWork:
     """Runs ``submit`` in a range of this name, which ends with the work."""
     with record_function(f"ringcomm:{name}") as record:
         work = submit()
-        if not work.was_waited_for():
+        if not work.is_settled:
             work.record(record._call_end_callbacks_on_future)
     return work
 

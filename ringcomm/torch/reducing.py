@@ -6,6 +6,7 @@ rank reduces them. Sparse tensors, whose indices differ from rank to rank, are h
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +14,11 @@ import torch
 import torch.distributed as dist
 
 from ..core.native import lib
+from ..core.views import View
 from ..errors import TensorError, naming
-from .ops import Reduction, as_reduced, core_op, is_sum, reduction, takes_compression
-from .submit import Call, Submitter, one, root_of
-from .tensors import copy, memory_of, moved, packed, require_alike
+from .ops import Reduction, as_reduced, core_op, reduction
+from .submit import Call, Submitter, moving_call, one, root_of
+from .tensors import copy, memory_of, packed, require_alike
 from .works import RingWork, together
 
 
@@ -60,8 +62,8 @@ class Reducing(Submitter):
         call, after = self._call(lib.RC_REDUCE, _op_of(opts), tensor, result, root)
         return self._start("reduce", [call], [tensor], opts, after)
 
-    def _scattered(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> RingWork:
-        """Reduces a tensor that holds all ranks' parts, and leaves each rank its part."""
+    def reduce_scatter_single(self, output: Any, source: Any, opts: Any = None) -> RingWork:
+        """Reduces a tensor world_size times as large as the output; each rank gets its part."""
         n = self.comm.world_size
         if source.numel() != n * output.numel() or source.dtype != output.dtype:
             raise ValueError(
@@ -79,7 +81,7 @@ class Reducing(Submitter):
         if len({part.numel() for part in parts}) > 1:
             return self._scattered_unevenly(output, parts, opts)
         require_alike(parts, output, "reduce_scatter")
-        return self._scattered(output, packed(parts), opts)
+        return Reducing.reduce_scatter_single(self, output, packed(parts), opts)
 
     def _scattered_unevenly(self, output: torch.Tensor, parts: Any, opts: Any) -> RingWork:
         """Reduces each of some parts of different sizes to its rank."""
@@ -93,15 +95,12 @@ class Reducing(Submitter):
             calls.append(self._reduced(lib.RC_REDUCE, how, part, here, root))
         return self._start("reduce_scatter", calls, [output], opts)
 
-    def reduce_scatter_single(self, output: Any, source: Any, opts: Any = None) -> RingWork:
-        """Reduces a tensor world_size times as large as the output; each rank gets its part."""
-        return self._scattered(output, source, opts)
-
     def reduce_scatter_single_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
     ) -> RingWork:
         """Reduces several tensors, each world_size times as large as its output."""
-        return together([self._scattered(o, i, opts) for o, i in zip(outputs, inputs, strict=True)])
+        pairs = zip(outputs, inputs, strict=True)
+        return together([Reducing.reduce_scatter_single(self, o, i, opts) for o, i in pairs])
 
     def _call(
         self, collective: int, op: Any, src: torch.Tensor, dst: torch.Tensor | None, root: int = 0
@@ -110,15 +109,17 @@ class Reducing(Submitter):
         None. For an op that the core lacks, the call gathers all ranks' tensors, and the function
         reduces them here."""
         how = reduction(op, src)
-        if how.join is None:
+        join_two = how.join
+        if join_two is None:
             return self._reduced(collective, how, src, dst, root), None
-        call, rows = self._gathered(src)
+        rows = src.new_empty((self.comm.world_size, *src.shape), requires_grad=False)
+        call = moving_call(lib.RC_ALLGATHER, src, rows)
         if dst is None:
             return call, None
         target = dst.detach()
 
         def join() -> None:
-            result = how.joined(rows)
+            result = functools.reduce(join_two, rows.unbind(0))
             if collective == lib.RC_REDUCE_SCATTER:
                 result = result.reshape(self.comm.world_size, -1)[self.comm.rank]
             copy(target, result)
@@ -133,23 +134,19 @@ class Reducing(Submitter):
         dst: torch.Tensor | None,
         root: int = 0,
     ) -> Call:
-        count = (src if dst is None else dst).numel()
         if how.factor is not None:
             scaled = (src.detach() * how.factor).detach()
             src = scaled.to(src.dtype)  # a factor that is a tensor may promote
         compression = self._compression(how.op, src) if collective == lib.RC_ALLREDUCE else None
         source = memory_of(as_reduced(src), writable=src is dst)
-        target = source
-        if dst is None:
-            target = None  # type: ignore[assignment]
-        elif dst is not src:
-            target = memory_of(as_reduced(dst), writable=True, reads=False)
-        per = 2 if src.is_complex() else 1
+        target: View | None = source
+        if dst is not src:
+            target = None if dst is None else memory_of(as_reduced(dst), writable=True, reads=False)
         return Call(
             collective,
             source,
             target,
-            count * per,
+            (source if target is None else target).count,
             how.op,
             root,
             compression=compression,
@@ -157,18 +154,13 @@ class Reducing(Submitter):
 
     def _compression(self, op: str, tensor: torch.Tensor) -> str | None:
         """Returns the group's codec if it may compress this reduction."""
-        return self._options.compression if takes_compression(op, tensor) else None
-
-    def _gathered(self, tensor: torch.Tensor) -> tuple[Call, torch.Tensor]:
-        """Returns a call that gathers every rank's tensor, and the tensor it gathers into."""
-        rows = tensor.new_empty((self.comm.world_size, *tensor.shape), requires_grad=False)
-        src, dst = moved(tensor, writable=False), moved(rows, writable=True, reads=False)
-        return Call(lib.RC_ALLGATHER, src, dst, src.count), rows
+        is_lossy = op in ("sum", "avg") and tensor.dtype in (torch.float32, torch.float64)
+        return self._options.compression if is_lossy else None
 
     @naming("all_reduce() of a sparse tensor")
     def _allreduce_sparse(self, tensor: torch.Tensor, op: Any) -> RingWork:
         """Gathers indices and values of all ranks, padded to the longest, and sums them."""
-        if not is_sum(op):
+        if getattr(op, "op", op) != dist.ReduceOp.SUM:
             raise TensorError("sparse tensors can be all-reduced by SUM only")
         own = tensor.detach().coalesce()
         counts = self.comm.allgather(torch.tensor([own._nnz()]))

@@ -28,14 +28,15 @@ from typing import Any
 import torch
 
 from ..codecs import Codec
-from ..errors import ConfigError, RingcommError
+from ..errors import ConfigError, RingcommError, did_you_mean
 from ..exact import is_exact, is_own
 from .account import Account
 from .argument_checks import require_truth, require_whole
 from .buckets import GradientBucket, in_shape_of
 from .correction import Correction
-from .guards import STALE, Unsuited
+from .guards import STALE
 from .named_feedback import NamedFeedback
+from .pace import Pace
 from .steps import after_backward
 from .streams import future_on
 from .transport import GradientFuture, Transport
@@ -85,16 +86,16 @@ class _PendingMean:
     scale: float
 
 
-class OneStepStale:
+class OneStepStale(Pace):
     """Gives each step the mean of the step before."""
 
-    under_adam: Unsuited | None = STALE
+    under_adam = STALE
 
     def __init__(
         self, setting: Stale1, transport: Transport, account: Account, residuals: NamedFeedback
     ) -> None:
-        self._setting = setting
-        self._transport, self._account, self._residuals = transport, account, residuals
+        super().__init__(transport)
+        self._setting, self._account, self._residuals = setting, account, residuals
         self._correction = Correction() if setting.correction else None
         self._is_late = self._suits_ddp = False
         self._pending: dict[int, _PendingMean] = {}  # by id() of the parameter
@@ -283,6 +284,18 @@ class OneStepStale:
         self._stores = {}
         if self._correction is not None:
             self._correction.restore(correction)
+
+
+def pace_of(
+    setting: object, transport: Transport, account: Account, residuals: NamedFeedback
+) -> Pace:
+    """Returns the pace of a setting, "every" or a Stale1. Raises ConfigError for anything else."""
+    if setting == "every":
+        return Pace(transport)
+    if isinstance(setting, Stale1):
+        return OneStepStale(setting, transport, account, residuals)
+    near = did_you_mean(str(setting), ["every", "stale1"])
+    raise ConfigError(f"pace={setting!r}: give 'every', 'stale1' or ringcomm.torch.Stale1(){near}")
 
 
 def _swap(one: torch.Tensor, other: torch.Tensor) -> None:

@@ -1,7 +1,7 @@
 """Streams of a GPU, for threads that wait or call back.
 
-Invariant: only ``to_its_end`` and ``Fetched.value`` make the host wait for the GPU; ``value`` is
-called when the copy is long over.
+Invariant: only ``to_its_end`` and ``NonFiniteFlag.wait`` make the host wait for the GPU; ``wait``
+is called when the copy is long over.
 """
 
 from __future__ import annotations
@@ -56,26 +56,6 @@ def to_its_end(streams: Iterable[Any]) -> Iterator[None]:
         yield
 
 
-class Fetched:
-    """A number from a tensor without dimensions, copied to the host after the work queued on the
-    current stream of its GPU."""
-
-    def __init__(self, scalar: torch.Tensor) -> None:
-        self._arrived: Any = None
-        self._scalar = scalar
-        if scalar.device.type == "cuda":
-            self._scalar = torch.empty((), dtype=scalar.dtype, pin_memory=True)
-            self._scalar.copy_(scalar, non_blocking=True)
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record(torch.cuda.current_stream(scalar.device))
-
-    def value(self) -> float:
-        """Returns the number; waits for the GPU if the copy is not over."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return self._scalar.item()
-
-
 class NonFiniteFlag:
     """Flag: whether any of some tensors has a value that is not finite.
 
@@ -87,10 +67,19 @@ class NonFiniteFlag:
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._finite: Fetched | None = None
-        if tensors:
-            self._finite = Fetched(torch.cat(list(tensors), dim=-1).isfinite().all())
+        self._finite: torch.Tensor | None = None
+        self._arrived: Any = None
+        if not tensors:
+            return
+        self._finite = finite = torch.cat(list(tensors), dim=-1).isfinite().all()
+        if finite.is_cuda:
+            self._finite = torch.empty((), dtype=torch.bool, pin_memory=True)
+            self._finite.copy_(finite, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record(torch.cuda.current_stream(finite.device))
 
     def wait(self) -> bool:
         """Returns the flag; waits for the GPU if the check is not over."""
-        return self._finite is not None and not self._finite.value()
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._finite is not None and not self._finite.item()

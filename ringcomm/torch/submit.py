@@ -9,6 +9,7 @@ Invariant: a method checks its arguments before it starts anything.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,8 +24,7 @@ from ..core.work import Work
 from ..errors import NotInitializedError
 from . import detail, profiling
 from .options import Options
-from .staging import staged
-from .tensors import MetaView
+from .tensors import MetaView, moved, staged
 from .works import RingWork, seconds_of
 
 Tensors = list[torch.Tensor]
@@ -59,6 +59,21 @@ def one(tensors: Any, what: str) -> torch.Tensor:
 def root_of(opts: Any) -> int:
     """Returns the root of an options object."""
     return int(getattr(opts, "rootRank", 0))
+
+
+def moving_call(
+    collective: int,
+    source: torch.Tensor | None,
+    target: torch.Tensor | None,
+    root: int | None = 0,
+    tag: int = 0,
+) -> Call:
+    """Returns the call of a collective that moves elements unchanged from one tensor to another;
+    None: this rank has none. The larger tensor holds the parts of all ranks."""
+    src = None if source is None else moved(source, writable=False)
+    dst = None if target is None else moved(target, writable=True, reads=False)
+    count = min(view.count for view in (src, dst) if view is not None)
+    return Call(collective, src, dst, count, root=root, tag=tag)
 
 
 def alike(call: Call) -> Call:
@@ -129,9 +144,7 @@ class Submitter:
         if self._detailed:
             detail.compare(self.comm, name, tensors)
 
-        def submit() -> RingWork:
-            return self._submit(calls, tensors, opts, after, earlier)
-
+        submit = functools.partial(self._submit, calls, tensors, opts, after, earlier)
         return profiling.recorded(name, submit) if profiling.is_on() else submit()
 
     def _in_place(

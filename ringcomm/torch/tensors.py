@@ -1,17 +1,24 @@
-"""Torch tensors as the core takes them: dtypes that it does not know, and lists of tensors; and
-passes over large tensors.
+"""Torch tensors as the core takes them: dtypes that it does not know, lists of tensors, and tensors
+on a GPU without its device pipeline; and passes over large tensors.
 
 Collectives that only move see a tensor as another dtype of the same size, which changes no bit.
 Those that reduce do so only if the result is exact: bool as bytes, complex numbers as pairs of real
 ones (if the op treats these alike).
 
+A tensor on a GPU that the pipeline does not take is staged: the core gets a copy in pinned host
+memory. It is made when the collective is called, after the work queued on the current stream; the
+thread that completes the collective copies the result back.
+
 Several passes over large tensors fetch them from memory each time; tile by tile, they fetch each
 tile once.
 
 Invariants: a view shares the tensor's memory, or a copy of it is scattered back when the
-collective is over (core.views.View). Errors are TensorError, a TypeError and a RuntimeError. Tiles
-begin at blocks of every codec, and so at multiples of a vector instruction's width: element-wise
-operations give the same bits as on the whole.
+collective is over (core.views.View). The caller waits for a copy to the host, and the thread that
+completes the collective for the copy back, so that a Work that is over has its result on the
+device, for every stream; copies use a stream of their own, which waits for the current one. Errors
+are TensorError, a TypeError and a RuntimeError. Tiles begin at blocks of every codec, and so at
+multiples of a vector instruction's width: element-wise operations give the same bits as on the
+whole.
 """
 
 from __future__ import annotations
@@ -24,7 +31,7 @@ from ..core import cuda
 from ..core.faces.torch import view
 from ..core.views import View
 from ..errors import TensorError
-from .staging import staged
+from .streams import side_streams, to_its_end
 
 _MOVES_AS = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
 KNOWN = {
@@ -84,7 +91,7 @@ def moved(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> View:
 
 def memory_of(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> View:
     """Returns the view of a tensor of a dtype of the core: its memory, or a staged host copy if the
-    device pipeline does not take it (staging.py)."""
+    device pipeline does not take it."""
     if tensor.is_meta:
         return MetaView(tensor)
     if tensor.device.type == "cpu" or is_piped(tensor, writable=writable):
@@ -96,6 +103,43 @@ def is_piped(tensor: torch.Tensor, *, writable: bool) -> bool:
     """Returns whether the tensor takes the device pipeline of its GPU."""
     dense = tensor.is_contiguous() and not tensor.is_neg()
     return tensor.device.type == "cuda" and (dense or not writable) and cuda.is_available()
+
+
+def staged(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> View:
+    """Returns the view of a host copy of a tensor, whose ``finish`` copies the result back.
+
+    Args:
+        tensor: on any device, of a dtype of the core.
+        writable: whether it receives a result.
+        reads: whether the collective reads its values; else it only receives.
+    """
+    source = tensor.detach()
+    pinned = source.device.type == "cuda"
+    host = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=pinned)
+    streams = side_streams([source.device])
+
+    def bring(target: torch.Tensor, source: torch.Tensor) -> None:
+        with to_its_end(streams):
+            target.copy_(source, non_blocking=bool(streams))
+
+    if reads:
+        bring(host, source)
+    found = view(host, writable)
+
+    def finish() -> None:
+        bring(source, host)
+
+    return View(
+        tensor,
+        (found, source, host),
+        found.address,
+        found.dtype,
+        found.shape,
+        found.count,
+        source.new_empty,
+        finish if writable else None,
+        is_copy=writable,
+    )
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:

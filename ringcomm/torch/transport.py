@@ -1,5 +1,7 @@
 """The way of a bucket to the other ranks and back: the interface, and the flat all-reduce.
 
+    Transport                the interface
+    BucketInFlight           base of what a transport has on its way: exchanges, and a Future
     FlatTransport            bucket ─ parts ─ all-reduce of each over all ranks        this module
     HierarchicalTransport    through the host first: trips.py
 
@@ -10,8 +12,7 @@ Future's stream waits for them: the host waits for the network, never for a copy
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -27,24 +28,31 @@ from .buckets import GradientBucket, Part, Parts
 from .exchange import CommExchange
 from .group import default_comm
 from .named_feedback import NamedFeedback
-from .streams import NonFiniteFlag, future_on
+from .streams import NonFiniteFlag, future_on, on_stream
 from .sync.pending import Pending
+from .works import when_all_over
 
 _EXCHANGE = "the exchange of gradients of HookState"
 GradientFuture = torch.futures.Future[torch.Tensor]
 
 
 class Transport(Protocol):
-    """Computes the mean of a bucket over all ranks.
+    """Computes the mean of a bucket over all ranks. What has a body here is for one whose residuals
+    are those of whole parameters, and whose communicator connects all ranks.
 
     Attributes:
         error: the first failure of a collective; None so far.
+        account: counts each bucket.
+        residuals: the hook's.
     """
 
-    error: RingcommError | None
+    error: RingcommError | None = None
+    account: Account
+    residuals: NamedFeedback
 
     def bind(self, account: Account, residuals: NamedFeedback) -> None:
-        """Sets the account that counts each bucket, and the residuals. Called before all else."""
+        """Sets the account and the residuals. Called before all else."""
+        self.account, self.residuals = account, residuals
 
     @property
     def comm(self) -> Communicator:
@@ -53,10 +61,12 @@ class Transport(Protocol):
     @property
     def place(self) -> Place:
         """Name of this rank in its own state (exact.py)."""
+        return place_of(self.comm)
 
     @property
     def exchange(self) -> CommExchange:
         """Control messages among the ranks."""
+        return CommExchange(self.comm)
 
     def begin(self) -> None:
         """Called before the first bucket of a step."""
@@ -67,30 +77,53 @@ class Transport(Protocol):
 
     def kept_of(self, parameter: torch.Tensor) -> int:
         """Returns how many residual elements of a parameter this rank keeps."""
+        return parameter.numel()
 
     def joined(self, saved: dict[str, Any]) -> dict[str, Any]:
         """Returns a FeedbackStore's state with whole parameters, for a checkpoint. A collective,
         except for a rank's own state."""
+        return saved
 
     def divided(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns this rank's share of a checkpoint's state; the inverse of ``joined``."""
+        return saved
 
 
-def failed_future(bucket: GradientBucket, account: Account, error: RingcommError) -> GradientFuture:
-    """Returns a Future of the error, for a bucket of a step that has failed already."""
+class BucketInFlight:
+    """A bucket on its way."""
 
-    def fail(_: Any) -> torch.Tensor:
-        raise error
+    def __init__(self, transport: Transport, bucket: GradientBucket) -> None:
+        self._transport = transport
+        self._buffer = bucket.buffer
+        self._pending: list[Pending] = []
+        self._over = future_on([self._buffer.device])
+        self._count = transport.account.submit(self._buffer.nbytes, bucket.last)
 
-    over = future_on([bucket.buffer.device])
-    count = account.submit(bucket.buffer.nbytes, bucket.last)
-    future: GradientFuture = over.then(fail)
-    count(())
-    over.set_result(None)
-    return future
+    def start(self, comm: Communicator, tensor: torch.Tensor, part: Part) -> None:
+        """Starts the mean of a tensor, by the codec and the residuals of a part."""
+        pending = Pending(comm, tensor, part.codec, part.feedback)
+        self._transport.residuals.add(pending)
+        self._pending.append(pending)
+
+    def future(self) -> GradientFuture:
+        """Returns the Future of the bucket's gradients, or of the transport's error; called once,
+        when all that can fail has been started: until it is completed nothing frees the bucket."""
+        return self._over.then(self._result)  # type: ignore[no-any-return]
+
+    def complete(self, stream: Any = None) -> None:
+        """Completes the Future, after the last exchange; whoever waits for it follows the stream of
+        a GPU."""
+        self._count(one.work.stats() for one in self._pending)
+        with on_stream(stream):  # a Future of a GPU's tensor records the current stream
+            self._over.set_result(None if stream is None else self._buffer)
+
+    def _result(self, _: Any) -> torch.Tensor:
+        if self._transport.error is not None:
+            raise self._transport.error
+        return self._buffer
 
 
-class FlatTransport:
+class FlatTransport(Transport):
     """Reduces each part of a bucket by an all-reduce over all ranks.
 
     Args:
@@ -99,11 +132,7 @@ class FlatTransport:
     """
 
     def __init__(self, comm: Communicator | None = None) -> None:
-        self.error: RingcommError | None = None
         self._comm = comm
-
-    def bind(self, account: Account, residuals: NamedFeedback) -> None:
-        self._account, self.residuals = account, residuals
 
     @property
     def comm(self) -> Communicator:
@@ -112,97 +141,42 @@ class FlatTransport:
             self._comm = default_comm()
         return self._comm
 
-    @property
-    def place(self) -> Place:
-        """Rank and world size."""
-        return place_of(self.comm)
-
-    @property
-    def exchange(self) -> CommExchange:
-        """Control messages over the communicator."""
-        return CommExchange(self.comm)
-
     def begin(self) -> None:
         """Does nothing."""
 
     def launch(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
-        means = _BucketFuture(self, bucket, self._account)
-        parts = Parts(bucket, codec, self.residuals)
+        means = _Means(self, bucket, codec)
+        future = means.future()
+        when_all_over(means.works, means.complete)
+        return future
+
+
+class _Means(BucketInFlight):
+    """Means of a bucket's parts over all ranks, each by an all-reduce."""
+
+    def __init__(self, transport: FlatTransport, bucket: GradientBucket, codec: Codec) -> None:
+        super().__init__(transport, bucket)
+        self._parts = Parts(bucket, codec, transport.residuals)
         with naming(_EXCHANGE):
-            for part in parts.travelling:
-                means.submit(self.comm, part)
-
-        def arrived() -> None:
-            parts.unpack()
-            if parts.is_checked:
-                self.residuals.add_nonfinite_flag(NonFiniteFlag(means.probes))
-
-        return means.future(arrived)
-
-    def kept_of(self, parameter: torch.Tensor) -> int:
-        """Returns the number of all elements."""
-        return parameter.numel()
-
-    def joined(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Returns the state unchanged."""
-        return saved
-
-    def divided(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns the state unchanged."""
-        return saved
-
-
-class _BucketFuture:
-    """Means of a bucket's parts, and a Future of all of them."""
-
-    def __init__(self, transport: FlatTransport, bucket: GradientBucket, account: Account) -> None:
-        self._transport = transport
-        self._buffer = bucket.buffer
-        self._lock = threading.Lock()
-        self._pending: list[Pending] = []
-        self._open = 1
-        self._future = future_on([self._buffer.device])
-        self._count = account.submit(self._buffer.nbytes, bucket.last)
+            for part in self._parts.travelling:
+                self.start(transport.comm, part.tensor, part)
 
     @property
-    def probes(self) -> list[torch.Tensor]:
-        """Elements that are finite only if all means are."""
-        return [one.probe for one in self._pending]
+    def works(self) -> list[Work]:
+        """The all-reduces."""
+        return [one.work for one in self._pending]
 
-    def submit(self, comm: Communicator, part: Part) -> None:
-        """Starts the mean of a part of the bucket."""
-        with self._lock:
-            self._open += 1
-        pending = Pending(comm, part.tensor, part.codec, part.feedback)
-        self._transport.residuals.add(pending)
-        self._pending.append(pending)
-        pending.work.call_back(self._over)
-
-    def _over(self, _: Work | None) -> None:
-        with self._lock:
-            self._open -= 1
-            last = self._open == 0
-        if last:
-            self._count(one.work.stats() for one in self._pending)
-            self._future.set_result(None)
-
-    def future(self, arrived: Callable[[], None]) -> GradientFuture:
-        """Returns, after the last submit, a Future of the bucket's gradients. It is completed when
-        all works have succeeded and ``arrived`` has been called."""
-
-        @naming(_EXCHANGE)
-        def result(_: Any) -> torch.Tensor:
+    @naming(_EXCHANGE)
+    def _result(self, over: Any) -> torch.Tensor:
+        for one in self._pending:
+            if self._transport.error is None:
+                self._transport.error = one.work.exception()
+        buffer = super()._result(over)
+        with cuda.current_stream():  # the stream of the Future's callbacks waits for results
             for one in self._pending:
-                if self._transport.error is None:
-                    self._transport.error = one.work.exception()
-            if self._transport.error is not None:
-                raise self._transport.error
-            with cuda.current_stream():  # the stream of the Future's callbacks waits for results
-                for one in self._pending:
-                    one.wait()
-            arrived()
-            return self._buffer
-
-        future = self._future.then(result)
-        self._over(None)
-        return future  # type: ignore[no-any-return]
+                one.wait()
+        self._parts.unpack()
+        if self._parts.is_checked:
+            probes = [one.probe for one in self._pending]
+            self._transport.residuals.add_nonfinite_flag(NonFiniteFlag(probes))
+        return buffer

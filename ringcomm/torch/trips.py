@@ -30,15 +30,12 @@ from ..codecs import Codec
 from ..communicator import Communicator
 from ..errors import ConfigError, RingcommError
 from ..exact import Place
-from .account import Account
 from .buckets import GradientBucket, Parts
 from .exchange import CommExchange, GridExchange
 from .grid import Grid
-from .named_feedback import NamedFeedback
 from .shares import Shares, place_in
-from .streams import NonFiniteFlag, future_on, on_stream
-from .sync.pending import Pending
-from .transport import GradientFuture
+from .streams import NonFiniteFlag, on_stream
+from .transport import BucketInFlight, GradientFuture, Transport
 from .worker import Worker
 
 # Names since torch 2.13, or those before.
@@ -47,26 +44,20 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 _PATIENCE = 1.0  # seconds to wait for a watch message, or for the courier's last job
 
 
-class HierarchicalTransport:
+class HierarchicalTransport(Transport):
     """Transport by way of a grid of ranks.
 
     Args:
         grid: the ranks' rows and columns; None: of a copy, which cannot carry anything.
     """
 
-    account: Account
-    residuals: NamedFeedback
-
     def __init__(self, grid: Grid | None) -> None:
-        self.error: RingcommError | None = None
         self._grid = grid
         self._lock = threading.Lock()
         self._failed = threading.Event()
-        self._trips: list[Trip] = []
-        self._courier = Courier()
-
-    def bind(self, account: Account, residuals: NamedFeedback) -> None:
-        self.account, self.residuals = account, residuals
+        self._trips: list[Trip] = []  # that are not over, in the order of buckets
+        self._courier = Worker("ringcomm courier")
+        self._stream: Any = None  # the courier's, on a GPU
 
     @property
     def grid(self) -> Grid:
@@ -93,7 +84,7 @@ class HierarchicalTransport:
     def close(self) -> None:
         """Closes the communicators of the grid, if there is one."""
         if self._grid is not None:
-            self._courier.end()
+            self._courier.close(_PATIENCE)
             self._grid.close()
 
     # ---- a step ----
@@ -103,28 +94,31 @@ class HierarchicalTransport:
         self.grid.watch(self.fail)
 
     def launch(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
-        """Starts a bucket's trip. Raises RingcommError, and any error of the local group, which
-        fails the step on all ranks."""
+        """Starts a bucket's trip. Raises RingcommError, and any error of the local group; it fails
+        the step on all ranks."""
         try:
             trip = Trip(self, bucket, codec)
-        except RingcommError:
+            future = trip.future()
+            with self._lock:
+                self._trips.append(trip)
+            if self.error is not None:  # fail() came before the trip was in the list
+                self._end(trip)
+            self._courier.submit(functools.partial(self._carry, trip, bucket.last))
+        except RingcommError as error:
+            self.fail(error)
             raise
         except Exception as error:  # raised by the local group
             self.fail(RingcommError(f"the local group failed: {error}"))
             raise
-        with self._lock:
-            self._trips.append(trip)
-        if self.error is not None:  # fail() came before the trip was in the list
-            trip.end()
-        self._courier.take(trip)
-        future: GradientFuture = trip.future
         return future
 
-    def remove(self, trip: Trip) -> None:
-        """Removes a trip that is over."""
+    def _end(self, trip: Trip, stream: Any = None) -> None:
+        """Ends a trip, once."""
         with self._lock:
-            if trip in self._trips:
-                self._trips.remove(trip)
+            if trip not in self._trips:
+                return
+            self._trips.remove(trip)
+        trip.complete(stream)
 
     def fail(self, error: RingcommError) -> None:
         """Ends the step here and on all other ranks. May be called from any thread, any number of
@@ -138,11 +132,35 @@ class HierarchicalTransport:
         if first:
             self.grid.fail(error)
         for trip in trips:
-            trip.end()
+            self._end(trip)
 
-    def failed_within(self, seconds: float) -> bool:
-        """Waits for a failure, at most that long. Returns whether there is one."""
-        return self._failed.wait(seconds)
+    # ---- in the courier's thread ----
+
+    def _carry(self, trip: Trip, is_last: bool) -> None:
+        """Sends a bucket's shard as soon as its sum is ready; after the last bucket of a step,
+        gathers all in the same order."""
+        try:
+            if self._stream is None and trip.shard.is_cuda:
+                self._stream = torch.cuda.Stream(trip.shard.device)  # type: ignore[no-untyped-call]
+            if self.error is None:
+                trip.reduce_across_hosts(self._stream)
+            if is_last:
+                self._finish_step()
+        except BaseException as error:
+            if not isinstance(error, RingcommError):
+                self._failed.wait(_PATIENCE)  # the watch may name the failed rank
+                error = RingcommError(f"the local group failed: {type(error).__name__}: {error}")
+            self.fail(error)
+
+    def _finish_step(self) -> None:
+        trips = list(self._trips)
+        for trip in trips:
+            if self.error is not None:
+                return
+            trip.gather_on_host(self._stream)
+            if trip is trips[-1]:
+                self.grid.pass_on()
+            self._end(trip, self._stream)
 
     # ---- residuals ----
 
@@ -201,58 +219,48 @@ class Rows:
             here.copy_(there)
 
 
-class Trip:
-    """A bucket on its way, and the Future of its gradients.
+class Trip(BucketInFlight):
+    """A bucket on its way through the host.
 
     Attributes:
-        last: whether it is the last bucket of its step.
-        is_over: whether the Future is completed.
+        shard: this rank's row of the bucket.
     """
 
     def __init__(
         self, transport: HierarchicalTransport, bucket: GradientBucket, codec: Codec
     ) -> None:
-        self._transport = transport
+        super().__init__(transport, bucket)
         self._grid = transport.grid
-        self._buffer = bucket.buffer
-        self.last = bucket.last
-        self.is_over = False
-        self._pending: list[Pending] = []
-        self._count = transport.account.submit(self._buffer.nbytes, bucket.last)
-        device = self._buffer.device
-        self._cuda = device if device.type == "cuda" else None
-        self._over = future_on([device])
-        self.future = self._over.then(self._result)
-        self._end_lock = threading.Lock()
         self._parts = Parts(bucket, codec, transport.residuals)
         self._rows = Rows([part.tensor for part in self._parts.travelling], self._grid.places)
-        self._shard = self._rows.table.new_empty(self._rows.table.shape[1])
+        table = self._rows.table
+        self.shard = table.new_empty(table.shape[1])
         self._arrival = _reduce_scatter(
-            self._shard, self._rows.table.view(-1), group=self._grid.group, async_op=True
+            self.shard, table.view(-1), group=self._grid.group, async_op=True
         )
-
-    # ---- in the courier's thread ----
 
     def reduce_across_hosts(self, stream: Any) -> None:
         """Waits for the host's sum, and sends this rank's shard to the other hosts."""
         if stream is not None:  # the allocator must know it: they were made on another stream
-            self._shard.record_stream(stream)
+            self.shard.record_stream(stream)
             self._rows.table.record_stream(stream)
         with on_stream(stream):
-            self._arrival.wait()
-            for (start, end), part in zip(self._rows.spans, self._parts.travelling, strict=True):
-                shard = self._shard[start:end]
-                pending = Pending(self._grid.column, shard, part.codec, part.feedback)
-                self._transport.residuals.add(pending)
-                self._pending.append(pending)
+            with self._grid.ranks_named(self._grid.row):
+                self._arrival.wait()
+            column, parts = self._grid.column, self._parts.travelling
+            with self._grid.ranks_named(column):
+                for (start, end), part in zip(self._rows.spans, parts, strict=True):
+                    self.start(column, self.shard[start:end], part)
 
     def gather_on_host(self, stream: Any) -> None:
         """Waits for the mean of the shard, gathers all shards of the host, and unpacks them."""
         with on_stream(stream):
-            for pending in self._pending:
-                pending.wait()
+            with self._grid.ranks_named(self._grid.column):
+                for pending in self._pending:
+                    pending.wait()
             table = self._rows.table.view(-1)
-            _all_gather(table, self._shard, group=self._grid.group, async_op=True).wait()
+            with self._grid.ranks_named(self._grid.row):
+                _all_gather(table, self.shard, group=self._grid.group, async_op=True).wait()
             self._rows.unpack()
             self._parts.unpack()
             if self._parts.is_checked:
@@ -266,79 +274,3 @@ class Trip:
             for (start, end), part in zip(self._rows.spans, self._parts.travelling, strict=True)
         ]
         return NonFiniteFlag([self._rows.table[:, start:end] for start, end in looked_at])
-
-    # ---- its end ----
-
-    def end(self, stream: Any = None) -> None:
-        """Completes the Future, once; the transport knows whether the step has failed."""
-        with self._end_lock:
-            if self.is_over:
-                return
-            self.is_over = True
-        self._count(pending.work.stats() for pending in self._pending)
-        with on_stream(stream):  # a Future of a GPU's tensor records the current stream
-            self._over.set_result(None if stream is None else self._buffer)
-        self._transport.remove(self)
-
-    def stream(self) -> Any:
-        """Returns a new stream on the bucket's GPU; None on a CPU."""
-        return None if self._cuda is None else torch.cuda.Stream(self._cuda)  # type: ignore[no-untyped-call]
-
-    def _result(self, _: Any) -> torch.Tensor:
-        if self._transport.error is not None:
-            raise self._transport.error
-        return self._buffer
-
-    def fail(self, error: BaseException) -> None:
-        """Ends the trip, and the step on all ranks, with an error."""
-        if not isinstance(error, RingcommError):
-            self._transport.failed_within(_PATIENCE)  # the watch may name the failed rank
-            error = RingcommError(f"the local group failed: {type(error).__name__}: {error}")
-        self._transport.fail(self._grid.named(self._grid.column, error))
-        self.end()
-
-    def pass_on(self) -> None:
-        """Tells the row that this rank has finished the step."""
-        self._grid.pass_on()
-
-
-class Courier:
-    """Thread that does the waiting for trips, so that backward need not."""
-
-    def __init__(self) -> None:
-        self._worker = Worker("ringcomm courier")
-        self._step: list[Trip] = []
-        self._stream: Any = None
-
-    def take(self, trip: Trip) -> None:
-        """Queues a trip that has begun, in the order of buckets."""
-        self._worker.submit(functools.partial(self._process, trip))
-
-    def end(self) -> None:
-        """Ends the thread; no more trips will come."""
-        self._worker.close(_PATIENCE)
-
-    def _process(self, trip: Trip) -> None:
-        """Sends a bucket's shard as soon as its sum is ready; after the last bucket of a step,
-        gathers all in the same order."""
-        if self._stream is None:
-            self._stream = trip.stream()
-        self._step.append(trip)
-        try:
-            if not trip.is_over:
-                trip.reduce_across_hosts(self._stream)
-            if trip.last:
-                self._finish_step()
-        except BaseException as error:
-            trip.fail(error)
-        if trip.last:
-            self._step = []
-
-    def _finish_step(self) -> None:
-        for trip in self._step:
-            if trip.is_over:  # the step has failed
-                return
-            trip.gather_on_host(self._stream)
-            if trip.last:
-                trip.pass_on()
-            trip.end(self._stream)

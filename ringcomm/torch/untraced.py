@@ -21,8 +21,6 @@ def leave_alone(package: str) -> None:
     """Makes torch.compile skip all functions and methods of the package's imported modules, and
     their callees. Does nothing where PyTorch has no compiler."""
     skip = _skipper()
-    if skip is None:
-        return
     modules = [m for name, m in list(sys.modules.items()) if f"{name}.".startswith(f"{package}.")]
     for module in modules:
         for function in _functions(module, module.__name__):
@@ -31,20 +29,17 @@ def leave_alone(package: str) -> None:
 
 def leave_function_alone(function: Any) -> Any:
     """Makes torch.compile skip a function that no module has, and its callees. Returns it."""
-    skip = _skipper()
-    if skip is not None:
-        skip(function.__code__)
+    _skipper()(function.__code__)
     return function
 
 
-def _skipper() -> Callable[[types.CodeType], None] | None:
+def _skipper() -> Callable[[types.CodeType], object]:
     frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     if hasattr(frames, "set_code_exec_strategy"):
         skip = frames._FrameAction.SKIP
         strategy = frames._FrameExecStrategy(skip, skip)
         return lambda code: frames.set_code_exec_strategy(code, strategy)
-    found: Callable[[types.CodeType], None] | None = getattr(frames, "skip_code", None)
-    return found
+    return getattr(frames, "skip_code", lambda code: None)
 
 
 def _functions(owner: Any, module: str) -> Iterator[types.FunctionType]:

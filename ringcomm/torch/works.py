@@ -18,7 +18,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,6 @@ import torch.distributed as dist
 from ..core import callback_threads, cuda, pipe
 from ..core.faces.torch import torch_stream
 from ..core.work import Work, lock_to_end
-from ..errors import RingcommError
 from .streams import future_on
 
 _TorchWork: Any = getattr(dist, "Work", None) or getattr(dist, "_Work")  # noqa: B009
@@ -38,15 +37,6 @@ _KEEPS_ALL = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2,
 _kept: collections.deque[RingWork] = collections.deque(maxlen=4096 if _KEEPS_ALL else 256)
 _FEW = 16
 _NEVER = datetime.timedelta(0)  # torch's "no timeout given", as all values below it
-
-
-class WorkPart(Protocol):
-    """Interface of a RingWork's parts: ringcomm.Work, or a stand-in."""
-
-    def wait(self, timeout: float | None = None) -> Any: ...
-    def done(self) -> bool: ...
-    def exception(self) -> RingcommError | None: ...
-    def call_back(self, callback: Callable[[Any], None], elsewhere: bool = False) -> None: ...
 
 
 def seconds_of(timeout: Any) -> float | None:
@@ -64,13 +54,16 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         tensors: its result.
         after: runs on this rank when all parts are over.
         used: tensors on a GPU that ``after`` reads.
+
+    Attributes:
+        is_settled: whether nothing is left to do: no part is in flight, and ``after`` has run.
     """
 
     _dropped_well = True  # until __init__ has run
 
     def __init__(
         self,
-        parts: Sequence[WorkPart],
+        parts: Sequence[Work],
         tensors: list[torch.Tensor],
         after: Callable[[], None] | None = None,
         used: Sequence[torch.Tensor] = (),
@@ -81,7 +74,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         self._after = after
         self._used = used
         self._ready: list[tuple[torch.device, Any]] = []  # events behind ``after``
-        self._over = not parts and after is None
+        self.is_settled = not parts and after is None
         # The result is copied to a GPU: each stream that waits must follow the copy.
         self._orders = any(isinstance(part, pipe.DeviceWork) for part in parts)
         self._error: BaseException | None = None
@@ -90,7 +83,8 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         # A signal handler may call within a call.
         self._lock = threading.RLock()  # guards _future
         self._ending = threading.RLock()
-        self._dropped_well = _KEEPS_ALL or self._over  # set when a thread has waited, or need not
+        # Set when a thread has waited, or need not.
+        self._dropped_well = _KEEPS_ALL or self.is_settled
         if _KEEPS_ALL:
             _kept.append(self)
 
@@ -107,8 +101,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
             return
         self._tensors = []
         for part in self._parts:
-            if isinstance(part, Work):
-                part.forget_result()
+            part.forget_result()
 
     @classmethod
     def finished(cls, tensors: list[torch.Tensor]) -> RingWork:
@@ -118,7 +111,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
     def wait(self, timeout: datetime.timedelta = _NEVER) -> bool:
         """Waits for the result. Raises the ringcomm error if the collective failed, and
         CommTimeoutError (a RuntimeError) if it is still in flight after the timeout."""
-        if not self._over or self._orders:
+        if not self.is_settled or self._orders:
             seconds = seconds_of(timeout)
             deadline = None if seconds is None else time.monotonic() + seconds
             for part in self._parts:
@@ -135,19 +128,15 @@ class RingWork(_TorchWork):  # type: ignore[misc]
             self._forget_tensors()
         return True
 
-    def was_waited_for(self) -> bool:
-        """Returns whether it was over when it was made, or ``wait`` has seen the end."""
-        return self._over
-
     def synchronize(self) -> None:
         """Waits for the result, without a timeout."""
         self.wait()
 
     def is_completed(self) -> bool:
         """Returns whether it is over, failed or not. Never waits."""
-        if not self._over and all(part.done() for part in self._parts):
+        if not self.is_settled and all(part.done() for part in self._parts):
             self._settle()
-        return self._over and all(event.query() for _, event in self._ready)
+        return self.is_settled and all(event.query() for _, event in self._ready)
 
     def is_success(self) -> bool:
         """Returns whether it is over and has succeeded."""
@@ -163,7 +152,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
 
     def source_rank(self) -> int:
         """Returns the rank that a finished receive came from."""
-        return int(getattr(self._parts[0], "root", -1)) if self._parts else -1
+        return self._parts[0].root if self._parts else -1
 
     _source_rank = source_rank
 
@@ -206,22 +195,10 @@ class RingWork(_TorchWork):  # type: ignore[misc]
     def _when_over(self, then: Callable[[], None], elsewhere: bool = False) -> None:
         """Calls ``then`` when all parts are over: at once, if they are, unless ``elsewhere`` asks
         for another thread."""
-        left = len(self._parts)
-        counting = threading.Lock()
-
-        def one_over(part: Any) -> None:
-            nonlocal left
-            with counting:
-                left -= 1
-                last = left == 0
-            if last:
-                then()
-
-        if not elsewhere and (self.is_completed() or self._over):
+        if not elsewhere and (self.is_completed() or self.is_settled):
             then()
-            return
-        for part in self._parts:
-            part.call_back(one_over, elsewhere)
+        else:
+            when_all_over(self._parts, then, elsewhere)
 
     def _outcome(self, _: Any) -> list[torch.Tensor]:
         self._settle()
@@ -265,10 +242,10 @@ class RingWork(_TorchWork):  # type: ignore[misc]
     def _settle(self) -> None:
         """Runs ``after``, once, when all parts are over, and keeps the error; a signal handler that
         asks meanwhile does it all."""
-        if not lock_to_end(self._ending, lambda: self._over):
+        if not lock_to_end(self._ending, lambda: self.is_settled):
             return
         try:
-            if self._over:
+            if self.is_settled:
                 return
             error: BaseException | None = next(
                 (e for part in self._parts if (e := part.exception())), None
@@ -278,13 +255,13 @@ class RingWork(_TorchWork):  # type: ignore[misc]
                     self._finish(self._after)
                 except Exception as failure:  # the tensor was changed in flight
                     error = failure
-            if self._over:  # a signal handler has asked
+            if self.is_settled:  # a signal handler has asked
                 return
             self._error = error
             # Dropped outside the lock: this may free the group, whose __del__ calls this Work.
             released = self._after, self._used
             self._after, self._used = None, ()
-            self._over = True
+            self.is_settled = True
         finally:
             self._ending.release()
         del released
@@ -310,12 +287,34 @@ def _devices(tensors: Sequence[torch.Tensor]) -> list[Any]:
     return sorted({t.device for t in tensors if t.device.type == "cuda"}, key=str)
 
 
+def when_all_over(works: Sequence[Work], then: Callable[[], None], elsewhere: bool = False) -> None:
+    """Calls ``then`` with the last callback of some works (``Work.call_back``); at once, if there
+    are none."""
+    left = len(works)
+    counting = threading.Lock()
+
+    def one_over(_: Work) -> None:
+        nonlocal left
+        with counting:
+            left -= 1
+            last = left == 0
+        if last:
+            then()
+
+    for work in works:
+        work.call_back(one_over, elsewhere)
+    if not works:
+        then()
+
+
 def together(works: Sequence[RingWork]) -> RingWork:
     """Joins several works to one."""
     tensors = [tensor for work in works for tensor in work.result()]
+    parts = [part for work in works for part in work._parts]
+    return RingWork(parts, tensors, functools.partial(wait_for_all, works))
 
-    def after() -> None:
-        for work in works:
-            work.wait()
 
-    return RingWork([part for work in works for part in work._parts], tensors, after)
+def wait_for_all(works: Sequence[RingWork]) -> None:
+    """Waits for several works, each until its own timeout."""
+    for work in works:
+        work.wait()

@@ -22,7 +22,7 @@ import torch
 
 from ..errors import ConfigError
 
-_FORMAT = 2
+FORMAT = 2
 _NAME = "checkpoint.pt"
 
 
@@ -84,11 +84,6 @@ def open_folder(folder: Path, resume: bool) -> bytes:
     )
 
 
-def new_state(settings: dict[str, Any], **content: Any) -> State:
-    """Make a State of this format."""
-    return cast(State, {"format": _FORMAT, "settings": settings, **content})
-
-
 def read(content: bytes, settings: dict[str, Any]) -> State:
     """Read the State in the bytes of a file.
 
@@ -96,12 +91,12 @@ def read(content: bytes, settings: dict[str, Any]) -> State:
     """
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        known = state["format"] == _FORMAT
+        known = state["format"] == FORMAT
     except (RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError):
         raise ConfigError("the checkpoint is damaged; remove it or restore a copy") from None
     if not known:
         raise ConfigError(
-            f"the checkpoint has format {state['format']}; this version reads {_FORMAT}"
+            f"the checkpoint has format {state['format']}; this version reads {FORMAT}"
         )
     for name, value in settings.items():
         if (before := state["settings"].get(name)) != value:

@@ -70,16 +70,10 @@ class Options:
         if not self.data:
             suits = "stdlib-text" if self.model.startswith("gpt") else "digits"
             object.__setattr__(self, "data", suits)
-        if self.checkpoint is None and (self.checkpoint_every or self.resume):
-            flag = "--resume" if self.resume else "--checkpoint-every"
-            raise ConfigError(f"{flag} needs a place for checkpoints; add --checkpoint DIR")
-        self._require_method()
+        for is_so, refusal in self._contradictions():
+            if is_so:
+                raise ConfigError(refusal)
         if self.compression == AUTO:
-            if not self.hook or self.method != "gradients":
-                raise ConfigError(
-                    "--compression auto is for --method gradients by ringcomm's "
-                    "hook; leave out --no-hook"
-                )
             return
         codec = parse_codec(self.compression, "--compression ")
         if not self.hook and codec.name != "none":
@@ -94,41 +88,57 @@ class Options:
                     "leave out --no-hook, or use another codec"
                 )
 
-    def _require_method(self) -> None:
-        """Raise ConfigError for settings of other methods, or other data, than the chosen ones."""
-        if self.image_size != Options.image_size and not self.data.startswith("folder:"):
-            raise ConfigError(
-                f"--image-size is about images of a folder; leave it out with --data {self.data}"
-            )
-        if self.method != "gradients" and (self.backend == "gloo" or not self.hook):
-            raise ConfigError(
-                f"--method {self.method} is ringcomm's; leave out --backend gloo and --no-hook"
-            )
-        if self.every != Options.every and self.method != "outer":
-            raise ConfigError("--every is about outer steps; add --method outer, or leave it out")
-        if self.bucket_mb is not None and self.method not in DDP_METHODS:
-            raise ConfigError(
-                "--bucket-mb is about DDP's exchange of gradients; add --method "
-                "gradients, or leave it out"
-            )
-        if self.method == "sparse" and self.compression:
-            raise ConfigError(
-                "--compression does not go with --method sparse, which sends the "
-                "largest elements only; leave it out"
-            )
-        if self.method == "sparse" and self.optimizer not in {None, "sgd", "adamw"}:
-            raise ConfigError("--method sparse goes with --optimizer sgd or adamw (as Adam)")
-        own = {"lion", "lamb", "zero-one-adam"}
-        if self.optimizer in own and self.method != "momentum":
-            raise ConfigError(
-                f"--optimizer {self.optimizer} sends its momentum; add --method "
-                "momentum (--compression none loses nothing)"
-            )
-        if self.optimizer == "muon" and self.method == "momentum":
-            raise ConfigError(
-                "--optimizer muon has no form that sends its momentum; use --method "
-                "outer or gradients"
-            )
+    def _contradictions(self) -> list[tuple[bool, str]]:
+        """Return what may not be, as settings of another method or other data than the chosen
+        ones, each with whether it is so and the refusal."""
+        return [
+            (
+                self.checkpoint is None and (self.resume or self.checkpoint_every > 0),
+                f"{'--resume' if self.resume else '--checkpoint-every'} needs a place for "
+                "checkpoints; add --checkpoint DIR",
+            ),
+            (
+                self.image_size != Options.image_size and not self.data.startswith("folder:"),
+                f"--image-size is about images of a folder; leave it out with --data {self.data}",
+            ),
+            (
+                self.method != "gradients" and (self.backend == "gloo" or not self.hook),
+                f"--method {self.method} is ringcomm's; leave out --backend gloo and --no-hook",
+            ),
+            (
+                self.every != Options.every and self.method != "outer",
+                "--every is about outer steps; add --method outer, or leave it out",
+            ),
+            (
+                self.bucket_mb is not None and self.method not in DDP_METHODS,
+                "--bucket-mb is about DDP's exchange of gradients; add --method gradients, or "
+                "leave it out",
+            ),
+            (
+                self.method == "sparse" and bool(self.compression),
+                "--compression does not go with --method sparse, which sends the largest elements "
+                "only; leave it out",
+            ),
+            (
+                self.method == "sparse" and self.optimizer not in {None, "sgd", "adamw"},
+                "--method sparse goes with --optimizer sgd or adamw (as Adam)",
+            ),
+            (
+                self.method != "momentum" and self.optimizer in {"lion", "lamb", "zero-one-adam"},
+                f"--optimizer {self.optimizer} sends its momentum; add --method momentum "
+                "(--compression none loses nothing)",
+            ),
+            (
+                self.method == "momentum" and self.optimizer == "muon",
+                "--optimizer muon has no form that sends its momentum; use --method outer or "
+                "gradients",
+            ),
+            (
+                self.compression == AUTO and (self.method != "gradients" or not self.hook),
+                "--compression auto is for --method gradients by ringcomm's hook; leave out "
+                "--no-hook",
+            ),
+        ]
 
     @property
     def codec(self) -> Compression | Literal["auto"]:
@@ -164,14 +174,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    _add_task(parser)
-    _add_training(parser)
-    _add_communication(parser)
-    _add_files(parser)
-    return parser
 
-
-def _add_task(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and data")
     group.add_argument("--model", metavar="NAME", help="network, see below (default: resnet8)")
     group.add_argument(
@@ -179,30 +182,28 @@ def _add_task(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--image-size",
-        type=_whole(4, 4096),
+        type=_number(int, 4, 4096),
         metavar="PIXELS",
         help="side to which images of a folder are resized (default: 32)",
     )
 
-
-def _add_training(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
     group.add_argument(
         "--batch",
-        type=_whole(1),
+        type=_number(int, 1),
         metavar="N",
         help="GLOBAL batch: samples per step over all ranks (default: 64)",
     )
     group.add_argument(
         "--accumulate",
-        type=_whole(1),
+        type=_number(int, 1),
         metavar="K",
         help="micro-batches per step on each rank; gradients are exchanged after "
         "the last one only (default: 1)",
     )
     group.add_argument(
         "--steps",
-        type=_whole(1),
+        type=_number(int, 1),
         metavar="N",
         help="length of the run (default: digits 15 epochs, a folder 10, else 1)",
     )
@@ -214,15 +215,13 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--lr",
-        type=_number(0),
+        type=_number(float, 0),
         metavar="RATE",
         help="peak learning rate (default: sgd 0.1, adamw 0.001, "
         "muon 0.02, lion 0.0002, lamb 0.005, zero-one-adam 0.001)",
     )
-    group.add_argument("--seed", type=_whole(0, 2**31 - 1), metavar="N", help="default: 0")
+    group.add_argument("--seed", type=_number(int, 0, 2**31 - 1), metavar="N", help="default: 0")
 
-
-def _add_communication(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("communication")
     group.add_argument(
         "--backend",
@@ -254,20 +253,18 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--every",
-        type=_whole(1),
+        type=_number(int, 1),
         metavar="STEPS",
         help="steps between two outer steps (default: 30)",
     )
     group.add_argument(
         "--bucket-mb",
-        type=_number(0.001, 4096),
+        type=_number(float, 0.001, 4096),
         metavar="MB",
         help="size of DDP's buckets (default: DDP's own, 1 MiB and then 25 MiB; "
         "gradients and stale)",
     )
 
-
-def _add_files(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("checkpoints and log")
     group.add_argument(
         "--checkpoint",
@@ -275,7 +272,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         help="keep DIR/checkpoint.pt, written by rank 0 at the end of the run",
     )
     group.add_argument(
-        "--checkpoint-every", type=_whole(1), metavar="N", help="and after every N steps"
+        "--checkpoint-every", type=_number(int, 1), metavar="N", help="and after every N steps"
     )
     group.add_argument(
         "--resume",
@@ -285,29 +282,20 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--log-file", metavar="FILE", help="append JSON lines: one object per step, then the report"
     )
+    return parser
 
 
-def _whole(low: int, high: int | None = None) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        value = int(text)
-        _check(value, low, high)
-        return value
+def _number(
+    kind: type[int | float], low: float, high: float | None = None
+) -> Callable[[str], float]:
+    """Return a reader of numbers of a kind, within bounds."""
 
-    read.__name__ = "whole number"
-    return read
-
-
-def _number(low: float, high: float | None = None) -> Callable[[str], float]:
     def read(text: str) -> float:
-        value = float(text)
-        _check(value, low, high)
+        value = kind(text)
+        if not (low <= value < math.inf and (high is None or value <= high)):
+            bounds = f"of {low} or more" if high is None else f"from {low} to {high}"
+            raise argparse.ArgumentTypeError(f"{value} does not fit, give a value {bounds}")
         return value
 
-    read.__name__ = "number"
+    read.__name__ = "whole number" if kind is int else "number"
     return read
-
-
-def _check(value: float, low: float, high: float | None) -> None:
-    if not (low <= value < math.inf and (high is None or value <= high)):
-        bounds = f"of {low} or more" if high is None else f"from {low} to {high}"
-        raise argparse.ArgumentTypeError(f"{value} does not fit, give a value {bounds}")

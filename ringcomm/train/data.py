@@ -10,6 +10,7 @@ ranks on several hosts compare it before they train.
 
 from __future__ import annotations
 
+import math
 import os
 import sysconfig
 import zlib
@@ -97,8 +98,7 @@ class ImageTensors(Data):
         self.classes = classes
         self.sizes = {"train": len(train), "held_out": len(held_out)}
         self.epochs = epochs
-        content = images.numpy().tobytes() + labels.numpy().tobytes()
-        self.fingerprint = zlib.crc32(content)
+        self.fingerprint = zlib.crc32(images.numpy().tobytes() + labels.numpy().tobytes())
 
     def batch(self, part: Part, numbers: Tensor) -> tuple[Tensor, Tensor]:
         return self._images[part][numbers], self._labels[part][numbers]
@@ -176,10 +176,8 @@ class TextWindows(Data):
                 f"5 % of {len(text)} bytes of text do not fill a window of {context} bytes; give "
                 "more text"
             )
-        self._text: dict[Part, Tensor] = {
-            "train": _bytes_tensor(text[: len(text) - tail]),
-            "held_out": _bytes_tensor(text[len(text) - tail :]),
-        }
+        whole = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        self._text: dict[Part, Tensor] = {"train": whole[:-tail], "held_out": whole[-tail:]}
         self.shape = (context,)
         self.sizes = {part: (len(text) - 1) // context for part, text in self._text.items()}
         self.fingerprint = zlib.crc32(text)
@@ -299,9 +297,9 @@ def _synthetic(argument: str) -> Data:
             f"--data synthetic:{argument} cannot be read; give channels x height x width and two "
             "or more classes, as in synthetic:3x32x32,10"
         )
-    count = min(4096, _SYNTHETIC_BYTES // (4 * shape[0] * shape[1] * shape[2]))
-    count = max(count, 10 * classes)
-    needed = 4 * (count + classes) * shape[0] * shape[1] * shape[2]
+    image_bytes = 4 * math.prod(shape)
+    count = max(10 * classes, min(4096, _SYNTHETIC_BYTES // image_bytes))
+    needed = (count + classes) * image_bytes
     if needed > _SYNTHETIC_MOST_BYTES:
         raise ConfigError(
             f"--data synthetic:{argument} would take {needed / 1e9:.0f} GB of memory, for ten "
@@ -313,7 +311,3 @@ def _synthetic(argument: str) -> Data:
     patterns = torch.randn((classes, *shape), generator=generator)
     images = torch.randn((count, *shape), generator=generator).add_(patterns[labels])
     return ImageTensors(images, labels, classes=classes, epochs=1)
-
-
-def _bytes_tensor(text: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)

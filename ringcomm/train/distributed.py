@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from ..api import default_communicator
+from ..api import init, shutdown
 from ..bootstrap.launch import Identity, identify
 from ..codecs import Compression
 from ..communicator import Communicator
@@ -37,7 +37,6 @@ from ..config import Config
 from ..core.calls import Op
 from ..errors import ConfigError
 from ..torch import Options as GroupOptions
-from . import launcher
 from .command_line import Options
 from .launcher import SharedError
 
@@ -55,22 +54,22 @@ class World:
         self.rank = rank
         self.size = size
         self.comm = comm
-        self._control = RingcommControl(comm) if comm else GlooControl()
+        self._control = comm or GlooControl()
 
     def sum(self, values: list[float]) -> list[float]:
         """Sum element-wise over all ranks, in float64. Collective."""
         if self.size == 1:
             return values
         total = np.array(values, dtype=np.float64)
-        self._control.all_reduce(total, "sum")
-        return [float(value) for value in total]
+        self._control.allreduce(total, "sum")
+        return cast(list[float], total.tolist())
 
     def require_same(self, what: str, value: int, fix: str) -> None:
         """Raise SharedError on every rank if ``value`` differs between any. Collective."""
         if self.size == 1:
             return
         bounds = np.array([value, -value], dtype=np.int64)
-        self._control.all_reduce(bounds, "max")
+        self._control.allreduce(bounds, "max")
         if bounds[0] != -bounds[1]:
             raise SharedError(f"{what} differs between ranks; {fix}")
 
@@ -87,7 +86,7 @@ class World:
         except ConfigError as error:
             text = str(error)
         failed = np.array([self.rank if text else self.size], dtype=np.int64)
-        self._control.all_reduce(failed, "min")
+        self._control.allreduce(failed, "min")
         root = int(failed[0])
         if root == self.size:
             return cast(Made, result)
@@ -113,23 +112,8 @@ class World:
         return body.tobytes()
 
 
-class RingcommControl:
-    """Control messages over ringcomm, whose errors name the lost rank."""
-
-    def __init__(self, comm: Communicator) -> None:
-        self._comm = comm
-
-    def all_reduce(self, values: Any, op: Op) -> None:
-        """Reduce a numpy array in place; op as in ringcomm."""
-        self._comm.allreduce(values, op)
-
-    def broadcast(self, values: Any, root: int) -> None:
-        """Give every rank the array of ``root``, in place."""
-        self._comm.broadcast(values, root)
-
-
 class GlooControl:
-    """Control messages over gloo."""
+    """Control messages over gloo, where there is no communicator: two methods as Communicator's."""
 
     _ops: ClassVar[dict[str, Any]] = {
         "sum": dist.ReduceOp.SUM,
@@ -137,7 +121,7 @@ class GlooControl:
         "max": dist.ReduceOp.MAX,
     }
 
-    def all_reduce(self, values: Any, op: Op) -> None:
+    def allreduce(self, values: Any, op: Op) -> None:
         """Reduce a numpy array in place."""
         dist.all_reduce(torch.from_numpy(values), op=self._ops[op])
 
@@ -155,64 +139,45 @@ def join(options: Options) -> Iterator[World]:
     identity = identify()
     if identity.world_size == 1:
         yield World()
-    elif options.backend == "ringcomm":
-        with _ringcomm_group(identity, options) as world:
-            yield world
-    else:
-        with _gloo_group(identity, options.hook) as world:
-            yield world
+        return
+    meet = _meet_over_ringcomm if options.backend == "ringcomm" else _meet_over_gloo
+    with contextlib.ExitStack() as leaving:
+        comm = meet(identity, options, leaving)
+        yield World(identity.rank, identity.world_size, comm)
 
 
-@contextlib.contextmanager
-def _ringcomm_group(identity: Identity, options: Options) -> Iterator[World]:
+def _meet_over_ringcomm(
+    identity: Identity, options: Options, leaving: contextlib.ExitStack
+) -> Communicator:
     group = GroupOptions("none" if options.hook else cast(Compression, options.codec))
-    by = None if launcher.by_torchrun() else "ringcomm://"
+    by = None if identity.launcher == "torchrun" else "ringcomm://"
     dist.init_process_group("ringcomm", init_method=by, pg_options=group)
-    try:
-        comm = dist.group.WORLD.comm  # type: ignore[union-attr]
-        yield World(identity.rank, identity.world_size, comm)
-    finally:
-        dist.destroy_process_group()
+    leaving.callback(dist.destroy_process_group)
+    return cast(Communicator, dist.group.WORLD.comm)  # type: ignore[union-attr]
 
 
-@contextlib.contextmanager
-def _gloo_group(identity: Identity, hook: bool) -> Iterator[World]:
-    torchrun = launcher.by_torchrun()
-    native = hook or not torchrun
-    if native:
-        import ringcomm
-
-        ringcomm.init()
-    try:
-        store = None if torchrun else _shared_store(identity)
-        _open_gloo(identity, store)
-        comm = default_communicator() if hook else None
-        yield World(identity.rank, identity.world_size, comm)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        if native:
-            ringcomm.shutdown()
-
-
-def _open_gloo(identity: Identity, store: Any) -> None:
-    """Open the gloo group at a store; None: at torchrun's."""
+def _meet_over_gloo(
+    identity: Identity, options: Options, leaving: contextlib.ExitStack
+) -> Communicator | None:
+    """Open the gloo group at torchrun's store, or at one of our own; return the hook's
+    communicator."""
+    comm = store = None
+    by_torchrun = identity.launcher == "torchrun"
+    if options.hook or not by_torchrun:
+        comm = init()
+        leaving.callback(shutdown)
+        store = None if by_torchrun else _shared_store(identity, comm)
     ports = Config.from_env().interfaces
     if ports:
         # gloo looks for an address by the host's name, which is often the loopback.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", ports[0])
-    if store is None:
-        dist.init_process_group("gloo")
-    else:
-        dist.init_process_group(
-            "gloo", store=store, rank=identity.rank, world_size=identity.world_size
-        )
+    dist.init_process_group("gloo", store=store, rank=identity.rank, world_size=identity.world_size)
+    leaving.callback(dist.destroy_process_group)
+    return comm if options.hook else None
 
 
-def _shared_store(identity: Identity) -> Any:
+def _shared_store(identity: Identity, comm: Communicator) -> Any:
     """Open a store on a free port of rank 0's host, which ringcomm broadcasts to the others."""
-    import ringcomm
-
     host, size = identity.master_addr, identity.world_size
     wait = datetime.timedelta(seconds=Config.from_env().connect_timeout)
     port = np.zeros(1, dtype=np.int64)
@@ -220,5 +185,5 @@ def _shared_store(identity: Identity) -> Any:
     if identity.rank == 0:
         store = TCPStore(host, 0, size, is_master=True, timeout=wait, wait_for_workers=False)
         port[0] = store.port
-    ringcomm.broadcast(port, root=0)
+    comm.broadcast(port, root=0)
     return store or TCPStore(host, int(port[0]), size, is_master=False, timeout=wait)

@@ -51,10 +51,6 @@ class Engine:
         self._world = world
         self._peak_rate = optim.choices(options)[1]
 
-    def connect(self) -> None:
-        """Take the weights of rank 0 and learn from the others from now on. Collective."""
-        self.method.connect()
-
     def train_step(self, step: int, steps: int, source: Iterator[MicroBatches]) -> StepRecord:
         """Train step number ``step`` of ``steps`` on the next item of ``source``. Collective."""
         rate = optim.rate_at(step, steps, self._peak_rate)

@@ -1,14 +1,15 @@
 """Facts from the launcher about this process, read before PyTorch is loaded.
 
-They only decide which rank prints an error that all share, how ranks share the cores of their
-host, and whether torchrun keeps a store for us. ``ringcomm.init`` decides which ranks take part.
+They only decide which rank prints an error that all share, and how ranks share the cores of their
+host. ``ringcomm.init`` decides which ranks take part.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 
-from ..bootstrap.launchers import Launched, detect
+from ..bootstrap.launch import Identity, detect
 from ..errors import ConfigError
 
 
@@ -18,21 +19,12 @@ class SharedError(ConfigError):
 
 def rank() -> int:
     """Return this process's rank; 0 without a launcher."""
-    launched = _launched()
-    return launched.rank if launched else 0
-
-
-def by_torchrun() -> bool:
-    """Return True if torchrun started this process, and so keeps a store for it."""
-    launched = _launched()
-    return launched is not None and launched.launcher == "torchrun"
+    return _launched().rank
 
 
 def default_threads() -> int:
     """Return this process's share of the cores that it and the other ranks of its host may use."""
-    launched = _launched()
-    local = launched.local_world_size if launched else 1
-    return max(1, len(os.sched_getaffinity(0)) // (local or 1))
+    return max(1, len(os.sched_getaffinity(0)) // (_launched().local_world_size or 1))
 
 
 def let_idle_threads_sleep() -> None:
@@ -44,8 +36,8 @@ def let_idle_threads_sleep() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def _launched() -> Launched | None:
-    try:
-        return detect(os.environ)
-    except ConfigError:
-        return None  # ringcomm.init will raise the error
+def _launched() -> Identity:
+    with contextlib.suppress(ConfigError):  # ringcomm.init will raise it
+        if found := detect(os.environ):
+            return found
+    return Identity(0, 1)

@@ -4,7 +4,8 @@ A Method makes the optimizer, prepares the model, and does the exchange between 
 in training. ``method_of`` chooses it by the options.
 
     Alone       nothing, in a world of one
-    Gradients   DDP's buckets, by ringcomm's hook or DDP's own all-reduce     every step
+    Gradients   DDP's buckets, by its own all-reduce                          every step
+    Hooked      DDP's buckets, by ringcomm's hook                             every step
     Momentum    the optimizer's state, by ringcomm.torch.optim                every step
     Largest     the largest of gradients, by ringcomm.torch.sparse            every step
     Apart       the weights, by ringcomm.torch.OuterStep                      every --every steps
@@ -72,13 +73,18 @@ class Method:
     def finish(self) -> None:
         """Bring all ranks to the same weights after the last step. Collective."""
 
+    def totals(self) -> dict[str, float]:
+        """Return the exchanged bytes and seconds so far, by the names of their means per step in
+        the report; the same names on all ranks, none if the method does not count."""
+        return {}
+
     def start_account(self) -> None:
         """Start counting the exchanged bytes and seconds."""
+        self._before = self.totals()
 
     def account(self, steps: int) -> dict[str, float]:
-        """Return means over the ``steps`` since start_account(), by their names in the report; the
-        same names on all ranks, none if the method does not count."""
-        return {}
+        """Return means over the ``steps`` since start_account(), by their names in the report."""
+        return {name: (total - self._before[name]) / steps for name, total in self.totals().items()}
 
     def codecs(self) -> list[CodecStretch]:
         """Return the codecs of the whole run with their steps, if the codec changes."""
@@ -99,50 +105,46 @@ class Method:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state of ``gather_state_dict``, after ``connect``."""
+        """Restore a state of ``gather_state_dict`` that is not empty, after ``connect``."""
 
 
 class Gradients(Method):
-    """DDP with ringcomm's hook, or without a hook."""
-
-    _hook: HookState | None = None
+    """DDP, which exchanges gradients by itself."""
 
     def connect(self) -> None:
-        """Wrap the model in DDP. Raises ConfigError if ringcomm does not know the codec."""
-        hook = self.world.agree(self._make_hook)
-        size: dict[str, Any] = {}
-        if self.options.bucket_mb is not None:
-            size["bucket_cap_mb"] = self.options.bucket_mb
-        ddp = DistributedDataParallel(self.bare, gradient_as_bucket_view=True, **size)
-        if hook is not None:
-            ddp.register_comm_hook(hook, allreduce_hook)
-        self._hook, self.model = hook, ddp
-
-    def _make_hook(self) -> HookState | None:
-        options = self.options
-        if not options.hook:
-            return None
-        return HookState(
-            options.codec,
-            self.world.comm,
-            model=self.bare,
-            pace="stale1" if options.method == "stale" else "every",
-        )
+        """Wrap the model in DDP. Collective."""
+        size = self.options.bucket_mb
+        settings: dict[str, Any] = {} if size is None else {"bucket_cap_mb": size}
+        self.model = DistributedDataParallel(self.bare, gradient_as_bucket_view=True, **settings)
 
     def no_exchange(self) -> contextlib.AbstractContextManager[None]:
         """Return DDP's no_sync()."""
-        assert isinstance(self.model, DistributedDataParallel)
-        return self.model.no_sync()
+        return cast(DistributedDataParallel, self.model).no_sync()
+
+
+class Hooked(Gradients):
+    """DDP with ringcomm's hook."""
+
+    def connect(self) -> None:
+        """Wrap the model in DDP. Raises ConfigError if ringcomm does not know the codec."""
+        self._hook = self.world.agree(self._make_hook)
+        super().connect()
+        cast(DistributedDataParallel, self.model).register_comm_hook(self._hook, allreduce_hook)
+
+    def _make_hook(self) -> HookState:
+        return HookState(
+            self.options.codec,
+            self.world.comm,
+            model=self.bare,
+            pace="stale1" if self.options.method == "stale" else "every",
+        )
 
     def start_account(self) -> None:
         """Reset the hook's report."""
-        if self._hook is not None:
-            self._hook.reset()
+        self._hook.reset()
 
     def account(self, steps: int) -> dict[str, float]:
         """Return means of the hook's report, over the steps that it remembers."""
-        if self._hook is None:
-            return {}
         steps_reported = self._hook.report()["steps"]
         figures = {
             name: sum(step[key] for step in steps_reported) / max(1, len(steps_reported))
@@ -153,27 +155,26 @@ class Gradients(Method):
 
     def codecs(self) -> list[CodecStretch]:
         """Return the codecs of the hook's report."""
-        return self._hook.report().codecs if self._hook is not None else []
+        return self._hook.report().codecs
 
     @property
     def error(self) -> RingcommError | None:
         """Error that made backward fail: DDP turns all into RuntimeError."""
-        return self._hook.error if self._hook is not None else None
+        return self._hook.error
 
     def finish(self) -> None:
         """Apply the last mean, which is still to come with method "stale"."""
-        if self._hook is not None and self._hook.flush():
+        if self._hook.flush():
             self.optimizer.step()
             self.optimizer.zero_grad()
 
     def gather_state_dict(self) -> dict[str, Any]:
         """Return the hook's state. Collective."""
-        return self._hook.gather_state_dict() if self._hook is not None else {}
+        return self._hook.gather_state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the hook's state."""
-        if self._hook is not None and state:
-            self._hook.load_state_dict(state)
+        self._hook.load_state_dict(state)
 
 
 class Momentum(Method):
@@ -182,9 +183,9 @@ class Momentum(Method):
     optimizer: Any
 
     def make_optimizer(self, groups: optim.Groups) -> optim.Optimizer:
-        """Make an optimizer of ringcomm.torch.optim. Collective."""
+        """Make an optimizer that exchanges. Collective."""
         self._comm = self.world.comm or Communicator.create(rank=0, world_size=1)
-        return optim.make_wire_optimizer(groups, self.options, self._comm)
+        return optim.make_exchanging_optimizer(groups, self.options, self._comm)
 
     def evaluated(self) -> contextlib.AbstractContextManager[None]:
         """Give all ranks rank 0's buffers, as DDP does: those of BatchNorm differ by rank."""
@@ -192,49 +193,33 @@ class Momentum(Method):
             self._comm.broadcast(buffer)
         return contextlib.nullcontext()
 
-    @property
-    def sent(self) -> int:
-        """Bytes that the optimizer has sent so far."""
-        return int(self.optimizer.carried)
-
-    def start_account(self) -> None:
-        """Note the optimizer's bytes and seconds so far."""
-        self._before = (self.sent, self.optimizer.waited_s)
+    def totals(self) -> dict[str, float]:
+        """Return the optimizer's waiting time and bytes."""
+        own = self.optimizer
+        return {"exposed_s": own.waited_s, "sent_bytes_per_step": own.carried}
 
     def account(self, steps: int) -> dict[str, float]:
-        """Return the optimizer's bytes and waiting time per step."""
-        sent, waited_s = self._before
-        return {
-            "exposed_s": (self.optimizer.waited_s - waited_s) / steps,
-            "gradient_bytes_per_step": sum(
-                p.nbytes for group in self.optimizer.param_groups for p in group["params"]
-            ),
-            "sent_bytes_per_step": (self.sent - sent) / steps,
-        }
+        """Return the optimizer's waiting time and bytes per step."""
+        groups = self.optimizer.param_groups
+        size = sum(p.nbytes for group in groups for p in group["params"])
+        return {"gradient_bytes_per_step": size, **super().account(steps)}
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer's state for a world of any size. Collective."""
-        state: dict[str, Any] = self.optimizer.gather_state_dict()
-        return state
+        return cast(dict[str, Any], self.optimizer.gather_state_dict())
 
 
 class Largest(Momentum):
     """Optimizer on the CPU that exchanges the largest blocks of gradients."""
 
-    def make_optimizer(self, groups: optim.Groups) -> optim.Optimizer:
-        """Make an optimizer of ringcomm.torch.sparse. Collective."""
-        self._comm = self.world.comm or Communicator.create(rank=0, world_size=1)
-        return optim.make_sparse_optimizer(groups, self.options, self._comm)
-
-    @property
-    def sent(self) -> int:
-        """Bytes that the optimizer has sent so far."""
-        return int(self.optimizer.sent_bytes)
+    def totals(self) -> dict[str, float]:
+        """Return the optimizer's waiting time and bytes."""
+        own = self.optimizer
+        return {"exposed_s": own.waited_s, "sent_bytes_per_step": own.sent_bytes}
 
     def no_exchange(self) -> contextlib.AbstractContextManager[None]:
         """Return the optimizer's no_sync(), as its exchange begins in backward."""
-        paused: contextlib.AbstractContextManager[None] = self.optimizer.no_sync()
-        return paused
+        return cast(contextlib.AbstractContextManager[None], self.optimizer.no_sync())
 
     def evaluated(self) -> contextlib.AbstractContextManager[None]:
         """Wait for exchanges in flight, then do as the base."""
@@ -255,9 +240,10 @@ class Apart(Method):
         self._outer.attach()
 
     def _make_outer(self) -> OuterStep:
+        own = self.optimizer
         return OuterStep(
             self.bare,
-            optim.parts(self.optimizer),
+            own.parts if isinstance(own, optim.Together) else [own],
             every=self.options.every,
             compression=cast(Compression, self.options.codec),
             comm=self.world.comm,
@@ -273,19 +259,13 @@ class Apart(Method):
         self._outer.detach()
         self.evaluated = contextlib.nullcontext  # type: ignore[method-assign]
 
-    def start_account(self) -> None:
-        """Note the bytes and seconds of rounds so far."""
+    def totals(self) -> dict[str, float]:
+        """Return this rank's waiting time and the bytes of rounds."""
         report = self._outer.report()
-        self._before = (report.payload_bytes, report.sent_bytes, report.waited_s)
-
-    def account(self, steps: int) -> dict[str, float]:
-        """Return the bytes of rounds and this rank's waiting time per step."""
-        report = self._outer.report()
-        payload, sent, waited_s = self._before
         return {
-            "exposed_s": (report.waited_s - waited_s) / steps,
-            "gradient_bytes_per_step": (report.payload_bytes - payload) / steps,
-            "sent_bytes_per_step": (report.sent_bytes - sent) / steps,
+            "exposed_s": report.waited_s,
+            "gradient_bytes_per_step": report.payload_bytes,
+            "sent_bytes_per_step": report.sent_bytes,
         }
 
     def gather_state_dict(self) -> dict[str, Any]:
@@ -294,13 +274,12 @@ class Apart(Method):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore OuterStep's state."""
-        if state:
-            self._outer.load_state_dict(state)
+        self._outer.load_state_dict(state)
 
 
 _METHODS: dict[str, type[Method]] = {
-    "gradients": Gradients,
-    "stale": Gradients,
+    "gradients": Hooked,
+    "stale": Hooked,
     "momentum": Momentum,
     "outer": Apart,
     "sparse": Largest,
@@ -309,7 +288,7 @@ _METHODS: dict[str, type[Method]] = {
 
 def method_of(model: nn.Module, options: Options, world: World) -> Method:
     """Make the method that the options name; a collective. Raises ConfigError."""
-    kind = _METHODS[options.method]
+    kind = _METHODS[options.method] if options.hook else Gradients
     if world.size == 1 and not issubclass(kind, Momentum):
         kind = Method
     return kind(model, options, world)

@@ -50,18 +50,16 @@ def build(name: str, data: Data, *, seed: int) -> nn.Module:
 
     Raises ConfigError if there is no such model, or it does not take this kind of data.
     """
-    kind = family(name)
+    kind, size = family(name), _SIZES.get(name.partition("-")[2], {})
     if (kind == "gpt") != (data.kind == "text"):
         fix = "stdlib-text" if kind == "gpt" else "digits, a folder or synthetic images"
         raise ConfigError(f"--model {name} does not take {data.kind} data; give --data {fix}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if kind == "gpt":
-            size = _SIZES[name.partition("-")[2]]
             return GPT(data.shape[0], data.classes, **size)
         channels, height, breadth = data.shape
         if kind == "vit":
-            size = _SIZES[name.partition("-")[2]]
             return ViT((channels, height, breadth), data.classes, **size)
         return ResNet(int(name.removeprefix("resnet")), _RESNET_WIDTH, channels, data.classes)
 

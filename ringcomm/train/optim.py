@@ -7,8 +7,8 @@ filters decay, biases, norms and other vectors do not.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,28 +36,11 @@ _BESIDE_MUON = 0.05  # rate of AdamW, for the other parameters, over Muon's
 Groups = list[dict[str, Any]]
 
 
-class Optimizer(Protocol):
-    """Interface of torch's optimizers, and of two of them together, that the trainer uses."""
-
-    @property
-    def param_groups(self) -> Groups:
-        """Groups with their "lr"; "rate_factor", if present, is the share of the run's rate."""
-
-    def step(self) -> Any:
-        """Update the parameters."""
-
-    def zero_grad(self) -> None:
-        """Drop the gradients."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state, for ``load_state_dict``."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of ``state_dict``."""
-
-
 class Together:
-    """Several optimizers as one, each over parameters of its own."""
+    """Several optimizers as one, each over parameters of its own.
+
+    A group's "rate_factor", if present, is its share of the run's rate.
+    """
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self.parts = list(parts)
@@ -85,6 +68,9 @@ class Together:
         """Restore the states of all parts."""
         for number, part in enumerate(self.parts):
             part.load_state_dict(state_dict[str(number)])
+
+
+Optimizer = torch.optim.Optimizer | Together
 
 
 def groups(model: nn.Module, options: Options) -> Groups:
@@ -126,44 +112,31 @@ def _muon(groups: Groups, rate: float) -> Together:
     return Together([torch.optim.Muon(square, lr=rate, weight_decay=decay), adamw])
 
 
-def make_wire_optimizer(
+def make_exchanging_optimizer(
     groups: Groups, options: Options, comm: Communicator
 ) -> torch.optim.Optimizer:
-    """Makes an optimizer of ringcomm.torch.optim at the peak rate, for ``options.steps`` steps.
-
-    A collective.
+    """Make an optimizer of ringcomm.torch.optim, or of ringcomm.torch.sparse for that method, at
+    the peak rate, for ``options.steps`` steps. A collective.
     """
     name, rate, _ = choices(options)
-    common: dict[str, Any] = {"lr": rate, "compression": options.codec, "comm": comm}
+    kinds: dict[str, Callable[..., torch.optim.Optimizer]]
+    if options.method == "sparse":
+        kinds = {"sgd": sparse.SGD, "adamw": sparse.Adam}
+        own: dict[str, Any] = {"density": DENSITY}
+    else:
+        kinds = {
+            "sgd": optim.SGD,
+            "adamw": optim.OneBitAdam,
+            "lion": optim.Lion,
+            "lamb": optim.OneBitLamb,
+            "zero-one-adam": optim.ZeroOneAdam,
+        }
+        own = {"compression": options.codec}
     if name == "sgd":
-        return optim.SGD(groups, momentum=_MOMENTUM, **common)
+        own["momentum"] = _MOMENTUM
     if name == "zero-one-adam":
-        learning = round(_VARIANCE * (options.steps or 0))
-        return optim.ZeroOneAdam(groups, var_freeze_step=max(1, learning), **common)
-    kinds: dict[str, type[optim.WireOptimizer]] = {
-        "adamw": optim.OneBitAdam,
-        "lion": optim.Lion,
-        "lamb": optim.OneBitLamb,
-    }
-    return kinds[name](groups, **common)
-
-
-def make_sparse_optimizer(
-    groups: Groups, options: Options, comm: Communicator
-) -> torch.optim.Optimizer:
-    """Make an optimizer of ringcomm.torch.sparse at the peak rate. A collective."""
-    name, rate, _ = choices(options)
-    if name == "sgd":
-        return sparse.SGD(groups, lr=rate, momentum=_MOMENTUM, density=DENSITY, comm=comm)
-    return sparse.Adam(groups, lr=rate, density=DENSITY, comm=comm)
-
-
-def parts(optimizer: Optimizer) -> list[torch.optim.Optimizer]:
-    """Return the torch optimizers that it consists of."""
-    if isinstance(optimizer, Together):
-        return optimizer.parts
-    assert isinstance(optimizer, torch.optim.Optimizer)
-    return [optimizer]
+        own["var_freeze_step"] = max(1, round(_VARIANCE * (options.steps or 0)))
+    return kinds[name](groups, lr=rate, comm=comm, **own)
 
 
 def choices(options: Options) -> tuple[str, float, float]:

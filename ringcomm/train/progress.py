@@ -18,9 +18,10 @@ event.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import rich.progress
 from rich.console import Console
@@ -29,30 +30,26 @@ from ..errors import ConfigError
 
 
 class Log:
-    """JSON lines appended to a file; without a path, nothing."""
+    """JSON lines appended to a file; without a path, to none."""
 
     def __init__(self, path: str | None) -> None:
         """Open the file. Raises ConfigError if that fails."""
-        self._file: TextIO | None = None
-        if path is not None:
-            try:
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
-                self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115
-            except OSError as error:
-                reason = error.strerror
-                raise ConfigError(f"--log-file {path} cannot be written: {reason}") from None
+        place = Path(os.devnull if path is None else path)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            self._file = place.open("a", encoding="utf-8")
+        except OSError as error:
+            reason = error.strerror
+            raise ConfigError(f"--log-file {path} cannot be written: {reason}") from None
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one object."""
-        if self._file is not None:
-            self._file.write(json.dumps({"event": event, **fields}) + "\n")
-            self._file.flush()
+        self._file.write(json.dumps({"event": event, **fields}) + "\n")
+        self._file.flush()
 
     def close(self) -> None:
-        """Close the file; further writes do nothing."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Close the file."""
+        self._file.close()
 
 
 class Progress(rich.progress.Progress):
@@ -69,8 +66,10 @@ class Progress(rich.progress.Progress):
 
     def show(self, step: int, loss: float, rate: float, samples_per_s: float) -> None:
         """Show the state of the run after ``step`` steps."""
-        text = f"step {step}/{self._steps}  loss {loss:.4f}  lr {rate:.2g}  "
-        text += f"{samples_per_s:,.0f} samples/s"
+        text = (
+            f"step {step}/{self._steps}  loss {loss:.4f}  lr {rate:.2g}  "
+            f"{samples_per_s:,.0f} samples/s"
+        )
         self.update(self._run, completed=step, description=text)
         if self.disable:
             self.say(text)

@@ -66,11 +66,11 @@ class Run:
             "the content of --data", self.data.fingerprint, "give every host the same files"
         )
         self.steps = options.steps or self.data.epochs * self.sampler.steps_per_epoch
-        known = dataclasses.replace(options, steps=self.steps)
-        self.engine = Engine(model, known, world)
+        self.engine = Engine(model, dataclasses.replace(options, steps=self.steps), world)
         state = self._restore()
-        self.engine.connect()
-        self.engine.method.load_state_dict(state)
+        self.engine.method.connect()
+        if state:
+            self.engine.method.load_state_dict(state)
         self._records: list[StepRecord] = []
         self._reported = self.step
         self._unsettled = min(_UNSETTLED, (self.steps - self.step) // 2)
@@ -239,8 +239,9 @@ class Run:
         method = self.engine.method
         kept = method.gather_state_dict()
         with method.evaluated():
-            state = checkpoint.new_state(
-                self._settings(),
+            state = checkpoint.State(
+                format=checkpoint.FORMAT,
+                settings=self._settings(),
                 step=self.step,
                 epoch=epoch,
                 position=position,

@@ -10,6 +10,7 @@ batch; a position is a step number, so nothing but that number need be kept to r
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -51,19 +52,19 @@ class Sampler:
         self._world_size = world_size
         self._accumulate = accumulate
         self._seed = seed
-        self._epoch = -1
-        self._order = torch.empty(0, dtype=torch.int64)
         self.steps_per_epoch = size // batch
 
     def share(self, step: int) -> list[Tensor]:
         """Return sample numbers of this rank's micro-batches in a step (counted over epochs)."""
         epoch, position = divmod(step, self.steps_per_epoch)
-        if epoch != self._epoch:
-            generator = torch.Generator().manual_seed((self._seed << 24) + epoch)
-            self._order = torch.randperm(self._size, generator=generator)
-            self._epoch = epoch
-        whole = self._order[position * self._batch : (position + 1) * self._batch]
+        order = _permutation(self._size, (self._seed << 24) + epoch)
+        whole = order[position * self._batch : (position + 1) * self._batch]
         return list(whole[self._rank :: self._world_size].chunk(self._accumulate))
+
+
+@functools.lru_cache(maxsize=1)
+def _permutation(size: int, seed: int) -> Tensor:
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
 
 
 def batches(data: Data, sampler: Sampler, first: int, last: int) -> Iterator[MicroBatches]:
@@ -77,15 +78,11 @@ def batches(data: Data, sampler: Sampler, first: int, last: int) -> Iterator[Mic
         return [data.batch("train", numbers) for numbers in sampler.share(step)]
 
     if not data.on_disk:
-        for step in range(first, last):
-            yield fetch(step)
-        return
-    if first >= last:
+        yield from map(fetch, range(first, last))
         return
     with ThreadPoolExecutor(1, thread_name_prefix="fetch") as thread:
-        ahead = thread.submit(fetch, first)
-        for following in range(first + 1, last + 1):
-            ready = ahead.result()
-            if following < last:
-                ahead = thread.submit(fetch, following)
+        fetches = (thread.submit(fetch, step) for step in range(first, last))
+        ahead = next(fetches, None)
+        while ahead is not None:
+            ready, ahead = ahead.result(), next(fetches, None)
             yield ready

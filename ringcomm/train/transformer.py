@@ -7,6 +7,8 @@ ViT     image -> patches -> linear -> + position -> blocks -> norm -> mean over 
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -28,8 +30,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
-        y: Tensor = x + self.mlp(self.mlp_norm(x))
-        return y
+        return cast(Tensor, x + self.mlp(self.mlp_norm(x)))
 
 
 class Attention(nn.Module):
@@ -47,8 +48,7 @@ class Attention(nn.Module):
         qkv = self.qkv(x).reshape(n, tokens, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        y: Tensor = self.out(mixed.transpose(1, 2).reshape(n, tokens, width))
-        return y
+        return cast(Tensor, self.out(mixed.transpose(1, 2).reshape(n, tokens, width)))
 
 
 class GPT(nn.Module):
@@ -105,8 +105,7 @@ class ViT(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = self.patches(images).flatten(2).transpose(1, 2)
         x = self.blocks(x + self.position)
-        logits: Tensor = self.head(self.norm(x).mean(dim=1))
-        return logits
+        return cast(Tensor, self.head(self.norm(x).mean(dim=1)))
 
 
 def patch_size(height: int, breadth: int) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import select
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +13,9 @@ from typing import Any
 from patience import PATIENCE
 
 from ringcomm.bootstrap import mesh
+from ringcomm.bootstrap.handshake import Client, Server, Talk
+from ringcomm.bootstrap.handshake_params import Outcome as Result
+from ringcomm.bootstrap.handshake_params import RefusedError
 from ringcomm.bootstrap.launch import Identity
 from ringcomm.bootstrap.secret import Secret
 from ringcomm.config import Config
@@ -19,6 +24,24 @@ from ringcomm.config import Config
 def identity(rank: int, world_size: int, port: int, job: str = "test") -> Identity:
     """A rank whose rendezvous is on exactly this loopback port."""
     return Identity(rank, world_size, None, None, "127.0.0.1", (port,), "explicit", job)
+
+
+def run(sock: socket.socket, machine: Client | Server, deadline: float) -> None:
+    """Drives one end of a handshake over a connected socket until it is done. Raises
+    RefusedError."""
+    sock.setblocking(False)
+    talk = Talk(sock, machine)
+    if isinstance(machine, Client):
+        talk.send(machine.first())
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    while machine.want:
+        left = deadline - time.monotonic()
+        if left <= 0 or not poll.poll(1000 * left):
+            raise RefusedError("no answer in time", outcome=Result.TIMEOUT)
+        talk.go_on()
+    if isinstance(machine, Server) and machine.refusal is not None:
+        raise machine.refusal
 
 
 @dataclasses.dataclass

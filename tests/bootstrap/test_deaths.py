@@ -72,10 +72,10 @@ def leave(monkeypatch: pytest.MonkeyPatch, who: int, when: str) -> None:
     run = lanes.LaneMaker.run
 
     def leaving(self: lanes.LaneMaker, *arguments: Any) -> None:
-        if self._plan.rank == who and when == "before":
+        if self.plan.rank == who and when == "before":
             raise LeftError
         run(self, *arguments)
-        if self._plan.rank == who:
+        if self.plan.rank == who:
             raise LeftError
 
     monkeypatch.setattr(lanes.LaneMaker, "run", leaving)

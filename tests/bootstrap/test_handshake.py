@@ -12,10 +12,11 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from bringup_world import run
 from patience import PROMPT
 
 from ringcomm.bootstrap import handshake
-from ringcomm.bootstrap.handshake import Client, Server, run
+from ringcomm.bootstrap.handshake import Client, Server
 from ringcomm.bootstrap.handshake_params import (
     Key,
     Outcome,

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from ringcomm.bootstrap import launchers
 from ringcomm.bootstrap.join import join
-from ringcomm.bootstrap.launch import CANDIDATES, derived_ports, identify
+from ringcomm.bootstrap.launch import CANDIDATES, derived_ports, first_host, identify
 from ringcomm.config import Config
 from ringcomm.errors import ConfigError
 
@@ -129,6 +128,7 @@ def test_launchers(env: dict[str, str], expected: dict[str, Any]) -> None:
     [
         ({"RANK": "1"}, "WORLD_SIZE is not"),
         ({"WORLD_SIZE": "2"}, "RANK is not"),
+        ({"RANK": " ", "WORLD_SIZE": "2"}, "RANK is not"),
         ({**TORCHRUN, "RANK": "one"}, "RANK='one' is not a whole number"),
         ({**TORCHRUN, "RANK": "-1"}, "RANK='-1' is not"),
         ({**TORCHRUN, "WORLD_SIZE": "9" * 5000}, "not a whole number"),
@@ -211,7 +211,7 @@ def test_bad_arguments(arguments: tuple[Any, Any, Any], says: str) -> None:
     ],
 )
 def test_first_host(nodelist: str, first: str) -> None:
-    assert launchers.first_host(nodelist) == first
+    assert first_host(nodelist) == first
 
 
 def test_derived_ports_are_the_jobs_own() -> None:

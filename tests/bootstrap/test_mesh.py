@@ -17,7 +17,7 @@ from patience import PATIENCE, PROMPT
 from ringcomm.bootstrap import mesh as mesh_module
 from ringcomm.bootstrap.launch import identify
 from ringcomm.config import Config
-from ringcomm.errors import ConfigError
+from ringcomm.errors import BootstrapError
 
 pytestmark = pytest.mark.usefixtures("no_leaked_fds")
 
@@ -92,10 +92,10 @@ def test_world_of_one_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mesh.single_host
 
 
-def test_more_than_one_needs_an_exchange(port: int) -> None:
+def test_more_than_one_meet_at_the_rendezvous(port: int) -> None:
     identity = identify(0, 2, f"tcp://127.0.0.1:{port}", env={})
-    with pytest.raises(ConfigError, match="needs an exchange"):
-        mesh_module.connect(identity, None, Config(), None)
+    with pytest.raises(BootstrapError, match=f"only 1 of 2 ranks met at 127.0.0.1:{port}"):
+        mesh_module.join(identity, Config(connect_timeout=0.1), None)
 
 
 def test_sixteen_ranks_come_up(port: int) -> None:

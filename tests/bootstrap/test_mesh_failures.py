@@ -90,7 +90,7 @@ def on_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_hosts_need_a_secret(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     on_two_hosts(monkeypatch)
     fake = dataclasses.replace(loopback(), loopback=False, name="eth0")
-    fake = dataclasses.replace(fake, addresses=(interfaces.netlink.addresses()[0].address,))
+    fake = dataclasses.replace(fake, addresses=(next(interfaces.netlink.addresses()).address,))
     monkeypatch.setattr(bringup, "choose", lambda names, single_host: [fake])
     monkeypatch.setattr(Interface, "usable", property(lambda self: (not_ours(),)))
     for outcome in join_world(2, port).values():

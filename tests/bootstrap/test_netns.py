@@ -305,7 +305,7 @@ def test_lane_that_goes_dark_while_others_are_awaited(
 
     def keep_and_blackhole(self: lanes.LaneMaker, lane: lanes.LaneId, made: socket.socket) -> None:
         keep(self, lane, made)
-        if (self._plan.rank, lane) == (1, (0, 1, 0)):  # the end that dials, so both have it
+        if (self.plan.rank, lane) == (1, (0, 1, 0)):  # the end that dials, so both have it
             lab.blackhole(1, 1)
 
     monkeypatch.setattr(lanes.LaneMaker, "_keep", keep_and_blackhole)

@@ -15,7 +15,7 @@ import pytest
 from bringup_world import Outcome, identity, run_ranks
 from patience import PATIENCE, PROMPT, until
 
-from ringcomm.bootstrap import hub, hub_client, meeting, rendezvous, rivals
+from ringcomm.bootstrap import hub, hub_client, meeting, rendezvous
 from ringcomm.bootstrap.handshake import Server
 from ringcomm.bootstrap.handshake_params import Key, Role, Terms, job_hash
 from ringcomm.bootstrap.hub import HEADER
@@ -293,7 +293,7 @@ def test_hub_that_closes_behind_a_proof() -> None:
 def test_exact_port_in_use(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By what is silent when it is asked whether it is rank 0, and does not go."""
     monkeypatch.setattr(meeting, "_IN_USE_PATIENCE", 0.2)
-    monkeypatch.setattr(rivals, "_PATIENCE", 0.2)
+    monkeypatch.setattr(hub, "_RIVAL_PATIENCE", 0.2)
     in_use = pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use")
     with socket.create_server(("127.0.0.1", port)), in_use:
         open_tcp(identity(0, 2, port), Config(), None, time.monotonic() + 5)

@@ -16,6 +16,7 @@ from patience import PROMPT, until
 from ringcomm.bootstrap import netlink, same_user
 from ringcomm.bootstrap.handshake_params import Key, Outcome, job_hash
 from ringcomm.bootstrap.netlink import TcpSocket
+from ringcomm.bootstrap.system import read_number
 
 pytestmark = pytest.mark.usefixtures("no_leaked_fds")
 
@@ -154,7 +155,7 @@ def test_a_lack_of_descriptors_is_no_other_user(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_number_that_stands_for_unknown_users(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a user namespace every user that it does not know has it."""
-    overflow = same_user._read_number("/proc/sys/kernel/overflowuid", 0)
+    overflow = read_number("/proc/sys/kernel/overflowuid", 0)
     monkeypatch.setattr(netlink, "tcp_socket", lambda **_: TcpSocket(1, overflow, 7))
     monkeypatch.setattr(os, "fstat", lambda _: os.stat_result((0,) * 4 + (overflow,) + (0,) * 5))
     with connection() as (ours, _):

@@ -34,19 +34,19 @@ def test_no_source_no_secret() -> None:
     assert load(Config()) is None
 
 
-def test_order_of_sources(tmp_path: Path) -> None:
+def test_order_of_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     by_fd, by_file, by_variable = (f"a secret {word}" * 4 for word in ("fd", "file", "variable"))
     file = write(tmp_path / "key", by_file)
     with open(write(tmp_path / "fd", by_fd), "rb") as stream:
-        env = {secret_module.VARIABLE: by_variable}
+        monkeypatch.setenv(secret_module.VARIABLE, by_variable)
         both = Config(secret_file=file, secret_fd=stream.fileno())
-        assert load(both, env) == parse_equal(by_fd)
-    env = {secret_module.VARIABLE: by_variable}
-    assert load(Config(secret_file=file), env) == parse_equal(by_file)
-    assert env == {}  # taken out even though the file won
-    env = {secret_module.VARIABLE: by_variable}
-    assert load(Config(), env) == parse_equal(by_variable)
-    assert env == {}
+        assert load(both) == parse_equal(by_fd)
+    monkeypatch.setenv(secret_module.VARIABLE, by_variable)
+    assert load(Config(secret_file=file)) == parse_equal(by_file)
+    assert secret_module.VARIABLE not in os.environ  # taken out even though the file won
+    monkeypatch.setenv(secret_module.VARIABLE, by_variable)
+    assert load(Config()) == parse_equal(by_variable)
+    assert secret_module.VARIABLE not in os.environ
 
 
 class parse_equal:  # noqa: N801 - reads as a value

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from bringup_world import identity, join_world, meshes, run_ranks
+from bringup_world import identity, join_world, meshes, run, run_ranks
 from patience import PATIENCE, PROMPT, until
 
 from ringcomm.bootstrap import acceptor as acceptor_module
@@ -26,7 +26,7 @@ from ringcomm.bootstrap.acceptor import (
     Acceptor,
 )
 from ringcomm.bootstrap.dialer import Dial, Target
-from ringcomm.bootstrap.handshake import Client, Server, run
+from ringcomm.bootstrap.handshake import Client
 from ringcomm.bootstrap.handshake_params import Key, RefusedError, Role, Terms, job_hash
 from ringcomm.bootstrap.loop import Loop
 from ringcomm.bootstrap.rendezvous import open_tcp
@@ -87,7 +87,7 @@ def serving() -> Iterator[tuple[tuple[str, int], list[Terms], Acceptor]]:
         welcomed.append(terms)
         sock.close()
 
-    served = Acceptor(loop, [listener], lambda _: Server(KEY, TERMS), welcome)
+    served = Acceptor(loop, [listener], KEY, TERMS, lambda _: None, welcome)
     address = listener.getsockname()
 
     def body() -> None:
@@ -354,7 +354,7 @@ def test_a_dialer_keeps_its_place_in_the_queue() -> None:
     listener = sockets.listen("127.0.0.1")
     loop, connected = Loop(), []
     target = Target("127.0.0.1", listener.getsockname()[1])
-    dial = Dial(loop, target, lambda _: Client(KEY, TERMS), lambda _, sock: connected.append(sock))
+    dial = Dial(loop, target, KEY, TERMS, lambda _, sock: connected.append(sock))
     try:
         loop.run(lambda: dial.shaking, time.monotonic() + PATIENCE)
         first = dial._sock
@@ -363,7 +363,7 @@ def test_a_dialer_keeps_its_place_in_the_queue() -> None:
         assert dial._sock is first
         assert dial.state == "connected, but no answer to the handshake"
         acceptor = Acceptor(
-            loop, [listener], lambda _: Server(KEY, TERMS), lambda sock, _: sock.close()
+            loop, [listener], KEY, TERMS, lambda _: None, lambda sock, _: sock.close()
         )
         assert loop.run(lambda: bool(connected), time.monotonic() + PATIENCE)
         assert connected == [first]

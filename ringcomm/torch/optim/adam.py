@@ -27,7 +27,9 @@ sqrt(N) times Adam's. A renewal keeps m; it multiplies the residuals, which are 
 by old over new q.
 
 Invariants: from the freeze on, v in the padding repeats the parameter's last elements of v. R of a
-block counts the padding, and a checkpoint does not have it.
+block counts the padding, and a checkpoint does not have it. q follows from v and eps, and is the
+same on all ranks to the bit, as a block's elements are summed in one order. When to freeze and to
+renew follows from the number of the step, from settings, and from sums that are equal on all ranks.
 """
 
 from __future__ import annotations
@@ -39,31 +41,36 @@ from typing import Any, ClassVar, Literal
 import torch
 from typing_extensions import Unpack
 
-from ...codecs import Compression
+from ...codecs import BLOCK, Compression, parse
 from ...communicator import Communicator
+from ...core.calls import is_integer
 from ...feedback import FeedbackStore
 from ..argument_checks import require, takes
+from ..sync.kept import Kept
 from . import saved
 from .arithmetic import (
-    average_in,
+    blend_in,
     mask,
-    momentum_in,
     move,
     power,
     root,
     root_of,
+    square_in,
     total,
 )
-from .checks import REMOVED, codec_name, require_adam
-from .freezing import Freeze, FreezePoint, Renewals, freeze_point, steps_remembered
+from .checks import REMOVED, require_adam
 from .rule import Exchange, Rule
-from .span import Span
-from .units import Units
+from .span import Span, Tile, lay_out
 from .wire import WireOptimizer, WireSettings
 
+Freeze = int | Literal["stable"]
 Refresh = Literal["exponential"] | None
 _USES = 4  # renewals at one interval before it doubles
 _MOST = 128  # steps between renewals, or the variance's memory if that is longer
+_RATIO = 0.96  # 1-bit Adam's: least ratio of a stable variance at both ends of its memory
+_LOOKS_BACK = 100  # longest memory, in steps, if the variance will be renewed
+_LOOKS = 16  # number of times it is examined in the length of its memory
+_BOUND = 5.0  # most noise that an element gets from its block, in units of its own update
 
 
 class OneBitAdam(WireOptimizer):
@@ -110,13 +117,8 @@ class OneBitAdam(WireOptimizer):
         require_adam(lr, betas, eps, weight_decay)
         require("refresh value", repr(refresh), refresh in ("exponential", None))
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        point = freeze_point(freeze, betas[1], renews=refresh is not None)
-        codec, densely = codec_name(compression), codec_name(dense, "dense=")
-        rule: Frozen
-        if refresh is None:
-            rule = Frozen(point, codec, densely)
-        else:
-            rule = Renewed(point, codec, densely, betas[1])
+        codec, densely = parse(compression).name, parse(dense, "dense=").name
+        rule = (Frozen if refresh is None else Renewed)(freeze, betas[1], codec, densely)
         fixed = {"freeze": freeze, "refresh": refresh, "compression": codec, "dense": densely}
         self._at_first = rule.saved()
         super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
@@ -138,31 +140,42 @@ class OneBitAdam(WireOptimizer):
         Raises ConfigError as WireOptimizer does, or for an Adam with amsgrad, maximize, or a weight
         decay in the gradient.
         """
-        if saved.KEY in state_dict:
-            super().load_state_dict(state_dict)
-            return
+        if saved.KEY not in state_dict:
+            state_dict = self._from_adam(state_dict)
+        super().load_state_dict(state_dict)
+
+    def _from_adam(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the state of this optimizer after the dense steps of an Adam. The mean square of
+        this rank's own gradients, which is unknown, is at its upper bound, N times v: with less,
+        the first renewals would make steps too long."""
         indexed = self._indexed()
-        kept, groups = saved.read_adam(state_dict, indexed, self._method())
-        ages = {index: one["step"] for index, one in kept.items()}
-        self._load_common({"param_groups": groups}, {"steps": max(ages.values()), "skipped": 0})
-        if self._overlap is not None:
-            self._overlap.cancel()
-        self._use(
-            [
-                span
-                for age in sorted(set(ages.values()), reverse=True)
-                for span in self._laid_out([one for one in indexed if ages.get(one.index) == age])
-            ]
-        )
-        self._rule.restore(self._at_first)
-        self.feedback = FeedbackStore()
-        for span in self._spans:
+        kept, groups = saved.read_adam(state_dict, indexed, self._method)
+        ages = {index: int(one["step"]) for index, one in kept.items()}
+        spans = [
+            span
+            for age in sorted(set(ages.values()), reverse=True)
+            for span in lay_out(
+                [one for one in indexed if ages.get(one.index) == age],
+                self._threshold,
+                (),  # the layout alone counts
+                self._span_bytes,
+            )
+        ]
+        for span in spans if "own_sq" in self._rule.states else ():
             for place in span.slices:
-                for name in ("exp_avg", "exp_avg_sq"):
-                    span.load(name, place.index, kept[place.index][name])
-            for name in ("exp_avg", "exp_avg_sq"):
-                span.fill_padding(span.state[name])
-            self._rule.take_adam(span, ages[span.slices[0].index])
+                square = saved.value_of(kept, place, "exp_avg_sq").to(span.dtype)
+                kept[place.index]["own_sq"] = square * self._comm.world_size
+        ages_of = {span.name: ages[span.slices[0].index] for span in spans}
+        own = {
+            "format": saved.FORMAT,
+            "method": self._method,
+            "steps": max(ages.values()),
+            "skipped": 0,
+            "spans": saved.saved_layout(spans),
+            "rule": {**self._at_first, "ages": ages_of},
+            "feedback": FeedbackStore().state_dict(self._comm),
+        }
+        return {"state": kept, "param_groups": groups, saved.KEY: own}
 
     @property
     def frozen_at(self) -> int | None:
@@ -172,7 +185,7 @@ class OneBitAdam(WireOptimizer):
     @property
     def renewals(self) -> int:
         """Number of renewals of the variance."""
-        return self._rule.renewals.count if isinstance(self._rule, Renewed) else 0
+        return self._rule.renewals.count if self._rule.renewals is not None else 0
 
 
 # ---- two stages ----
@@ -180,22 +193,29 @@ class OneBitAdam(WireOptimizer):
 
 class Frozen(Rule):
     """Sends gradients until the freeze point, then the momentum, beside a variance that stays
-    fixed."""
+    fixed, or is renewed from the ranks' own mean squares where there are ``renewals``."""
 
     method = "OneBitAdam"
     states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     kept: tuple[str, ...] = ("freeze", "_frozen", "_ages")
+    renews: ClassVar[bool] = False
 
-    def __init__(self, point: FreezePoint, compression: str, dense: str) -> None:
-        self.freeze = point
+    def __init__(self, freeze: Freeze, beta2: float, compression: str, dense: str) -> None:
+        self.freeze = FreezePoint(freeze, beta2, renews=self.renews)
+        most = max(_MOST, steps_remembered(beta2))
+        self.renewals = Renewals(_USES, most) if self.renews else None
         self._first = (Exchange("gradient", dense),)
         self._then = (Exchange("momentum", compression),)
+        self._renewal = (*self._then, Exchange("variance", dense))
         self._frozen = False
         self._units = Units()
         self._ages: dict[str, int] = {}  # by span, number of its steps
 
     def exchanges(self, step: int) -> Sequence[Exchange]:
-        return self._then if self._frozen else self._first
+        if not self._frozen:
+            return self._first
+        renews = self.renewals is not None and self.renewals.is_due(step)
+        return self._renewal if renews else self._then
 
     def usual(self, step: int) -> Sequence[Exchange]:
         return self._then
@@ -203,11 +223,15 @@ class Frozen(Rule):
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
         if what == "gradient":
             out.copy_(span.gradient)
-            return
-        for tile in span.tiles():
-            part = tile.of(out)
-            momentum_in(tile, part)
-            mask(tile, part.div_(self._units.of(tile)))
+        elif what == "variance":
+            out.copy_(span.state["own_sq"])
+            _own(span, out)
+        else:
+            beta = span.group["betas"][0]
+            for tile in span.tiles():
+                part = torch.mul(tile.state["exp_avg"], beta, out=tile.of(out))
+                part.add_(tile.gradient, alpha=1 - beta)
+                mask(tile, part.div_(self._units.of(tile)))
 
     def finish(self, spans: Sequence[Span]) -> Collection[str]:
         if not spans:
@@ -219,20 +243,31 @@ class Frozen(Rule):
             self.freeze.look(step, size / (1 - power(group["betas"][1], step)), float(group["lr"]))
         if not self._frozen and self.freeze.step is not None and step >= self.freeze.step:
             self._frozen = True
-            self.unbias(spans, step)
+            self._unbias(spans)
+            if self.renewals is not None:
+                self.renewals.begin(step)
+        elif self._frozen and self.renewals is not None and self.renewals.is_due(step):
+            self.renewals.advance(step)
         return ()
 
     def update(
         self, span: Span, means: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor] | None:
-        if "momentum" in means:
-            self._meet(span)
+        if self.renewals is None and "momentum" in means:
+            require(
+                "parameters came behind the freeze, and their variance is unknown: use "
+                "refresh='exponential', or a new optimizer",
+                None,
+                span.name in self._ages,
+            )
         self._ages[span.name] = self._ages.get(span.name, 0) + 1
         if "gradient" in means:
             self._dense_step(span, means["gradient"])
         else:
             self._momentum_step(span, means["momentum"])
-        return None
+        if self.renewals is not None:
+            _own(span, span.state["own_sq"])
+        return self._renew(span, means["variance"]) if "variance" in means else None
 
     def _momentum_step(self, span: Span, mean: torch.Tensor) -> None:
         for tile in span.tiles():
@@ -248,28 +283,36 @@ class Frozen(Rule):
         move(span, update)
 
     def _dense_step(self, span: Span, gradient: torch.Tensor) -> None:
+        beta1, beta2 = span.group["betas"]
         first, second = self._gains(span)
         for tile in span.tiles():
             part = tile.of(gradient)
-            average_in(tile, part)
+            blend_in(tile.state["exp_avg"], part, 1 - beta1)
+            square_in(tile.state["exp_avg_sq"], part, beta2)
             scale = root(tile.state["exp_avg_sq"]).div_(math.sqrt(second)).add_(span.group["eps"])
             mask(tile, torch.div(tile.state["exp_avg"], first, out=part).div_(scale))
         self.apply(span, gradient)
-
-    def _meet(self, span: Span) -> None:
-        """Refuses a span that has had no dense step."""
-        require(
-            "parameters came behind the freeze, and their variance is unknown: use "
-            "refresh='exponential', or a new optimizer",
-            None,
-            span.name in self._ages,
-        )
 
     def _gains(self, span: Span) -> tuple[float, float]:
         """Returns the sums of the weights in m and v, which remove the bias."""
         age = self._ages[span.name]
         beta1, beta2 = span.group["betas"]
         return 1 - power(beta1, age), 1 - power(beta2, age)
+
+    def _renew(self, span: Span, square: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """Computes the variance from the mean of the ranks' own squares. Returns the residuals'
+        factors."""
+        factor, share = torch.empty_like(square), 1 / span.world_size
+        for tile in span.tiles():
+            tile.of(factor).copy_(self._units.of(tile))
+        square.div_(self._gains(span)[1])
+        moment = span.state["exp_avg"]
+        common = torch.minimum(moment * moment, square)
+        span.state["exp_avg_sq"].copy_(square.mul_(share).add_(common.mul_(1 - share)))
+        span.fill_padding(span.state["exp_avg_sq"])
+        for tile in span.tiles():
+            mask(tile, tile.of(factor).div_(self._units.of(tile)))
+        return {"momentum": factor}
 
     def step_of(self, span: Span) -> int:
         """Returns the number of steps for torch's Adam to correct the bias of the present moments.
@@ -278,11 +321,7 @@ class Frozen(Rule):
             return max(_steps_to_forget(beta) for beta in span.group["betas"])
         return self._ages.get(span.name, 0)
 
-    def take_adam(self, span: Span, age: int) -> None:
-        """Takes a span with the moments of an Adam that has made ``age`` steps."""
-        self._ages[span.name] = age
-
-    def unbias(self, spans: Sequence[Span], step: int) -> None:
+    def _unbias(self, spans: Sequence[Span]) -> None:
         """Makes the moments unbiased, after the last dense step."""
         for span in spans:
             if span.name in self._ages:
@@ -308,64 +347,136 @@ class Renewed(Frozen):
     states = ("exp_avg", "exp_avg_sq", "own_sq")
     local = frozenset({"own_sq"})
     kept: tuple[str, ...] = (*Frozen.kept, "renewals")
+    renews = True
 
-    def __init__(self, point: FreezePoint, compression: str, dense: str, beta2: float) -> None:
-        super().__init__(point, compression, dense)
-        self.renewals = Renewals(_USES, max(_MOST, steps_remembered(beta2)))
-        self._renewal = (*self._then, Exchange("variance", dense))
 
-    def exchanges(self, step: int) -> Sequence[Exchange]:
-        renews = self._frozen and self.renewals.is_due(step)
-        return self._renewal if renews else super().exchanges(step)
+# ---- when the variance is frozen, and when it is renewed ----
 
-    def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
-        if what == "variance":
-            out.copy_(span.state["own_sq"])
-            _own(span, out)
-        else:
-            super().outgoing(what, span, out)
 
-    def update(
-        self, span: Span, means: Mapping[str, torch.Tensor]
-    ) -> Mapping[str, torch.Tensor] | None:
-        super().update(span, means)
-        _own(span, span.state["own_sq"])
-        return self._renew(span, means["variance"]) if "variance" in means else None
+class FreezePoint(Kept):
+    """Finds the step after which the variance stays fixed.
 
-    def take_adam(self, span: Span, age: int) -> None:
-        """Takes a span of an Adam, and sets the unknown mean square of this rank's own gradients to
-        its upper bound, N times v: with less, the first renewals would make steps too long."""
-        super().take_adam(span, age)
-        torch.mul(span.state["exp_avg_sq"], span.world_size, out=span.state["own_sq"])
+    Args:
+        freeze: the number of the step; or "stable": when the sum of the variance has changed by
+            less than 4 % in the steps that it remembers, and the learning rate does not rise; at
+            the latest when the rate has not risen for five times as many.
+        beta2: the variance's.
+        renews: whether it will be renewed: then an early freeze costs little, and it looks back
+            and waits less long.
 
-    def _meet(self, span: Span) -> None:
-        """Accepts a span without a dense step: the next renewal gives it a variance."""
+    Attributes:
+        step: the step; None: not known yet.
+    """
 
-    def _renew(self, span: Span, square: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Computes the variance from the mean of the ranks' own squares. Returns the residuals'
-        factors."""
-        factor, share = torch.empty_like(square), 1 / span.world_size
-        for tile in span.tiles():
-            tile.of(factor).copy_(self._units.of(tile))
-        square.div_(self._gains(span)[1])
-        moment = span.state["exp_avg"]
-        common = torch.minimum(moment * moment, square)
-        span.state["exp_avg_sq"].copy_(square.mul_(share).add_(common.mul_(1 - share)))
-        span.fill_padding(span.state["exp_avg_sq"])
-        for tile in span.tiles():
-            mask(tile, tile.of(factor).div_(self._units.of(tile)))
-        return {"momentum": factor}
+    kept = ("step", "_seen", "_rate", "_steady")
 
-    def finish(self, spans: Sequence[Span]) -> Collection[str]:
-        dropped = super().finish(spans)
-        step = max((span.step for span in spans), default=0)
-        if self._frozen and self.renewals.is_due(step):
-            self.renewals.advance(step)
-        return dropped
+    def __init__(self, freeze: Freeze, beta2: float, *, renews: bool) -> None:
+        fits = freeze == "stable" if isinstance(freeze, str) else is_integer(freeze) and freeze >= 1
+        require("freeze value, give the number of a step, or 'stable'", repr(freeze), fits)
+        self._memory, self._patience = steps_remembered(beta2), 5
+        if renews:
+            self._memory, self._patience = min(self._memory, _LOOKS_BACK), 2
+        self._stride = max(1, self._memory // _LOOKS)
+        self._seen: list[float] = []
+        self._rate: float | None = None  # at the latest look
+        self._steady = 0
+        self.step = None if isinstance(freeze, str) else int(freeze)
 
-    def unbias(self, spans: Sequence[Span], step: int) -> None:
-        super().unbias(spans, step)
-        self.renewals.begin(step)
+    def is_due(self, step: int) -> bool:
+        """Returns whether ``look`` needs the sum of the variance after this step."""
+        return self.step is None and step % self._stride == 0
+
+    def look(self, step: int, size: float, rate: float) -> None:
+        """Decides, given the sum of the unbiased variance and the learning rate."""
+        rises, self._rate = self._rate is not None and rate > self._rate, rate
+        self._steady = 0 if rises else self._steady + 1
+        self._seen.append(size)
+        back = self._memory // self._stride
+        if len(self._seen) <= back:
+            return
+        before = self._seen[-1 - back]
+        del self._seen[: -1 - back]
+        stable = size > 0 and min(size, before) >= _RATIO * max(size, before)
+        if not rises and (stable or self._steady > self._patience * back):
+            self.step = step
+
+
+class Renewals(Kept):
+    """Steps at growing intervals, as in 0/1 Adam: an interval doubles when it was used ``uses``
+    times. Each step is a multiple of its interval after the step given to ``begin``.
+
+    Args:
+        uses: number of uses of an interval.
+        most: the longest interval.
+    """
+
+    kept = ("interval", "_used", "_start", "_next", "count")
+
+    def __init__(self, uses: int, most: int) -> None:
+        self._uses, self._most = uses, most
+        self.interval, self._used = 1, 0
+        self._start, self._next = 0, 1
+        self.count = 0
+
+    def begin(self, step: int) -> None:
+        """Counts steps from this one on."""
+        self._start, self._next = step, step + self.interval
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether a renewal is due at that step, or was due and has not been made."""
+        return step >= self._next
+
+    def advance(self, step: int) -> None:
+        """Notes that a renewal was made at that step."""
+        self.count += 1
+        self._used += 1
+        if self._used == self._uses:
+            self._used, self.interval = 0, min(2 * self.interval, self._most)
+        passed = step - self._start
+        self._next = step + self.interval - passed % self.interval
+
+
+def steps_remembered(beta2: float) -> int:
+    """Returns the number of steps that a mean with this beta remembers."""
+    return max(1, round(1 / (1 - beta2)))
+
+
+# ---- units and means ----
+
+
+class Units:
+    """Computes q of the elements of spans. R is remembered, as v is fixed between renewals: a
+    float32 for every block. Small spans have q = r: their codec has no blocks."""
+
+    def __init__(self) -> None:
+        #: By span, R of each block, behind the v, its version and the eps that it follows from.
+        self._typical: dict[str, tuple[torch.Tensor, int, float, torch.Tensor]] = {}
+
+    def of(self, tile: Tile) -> torch.Tensor:
+        """Returns q of each element; the caller may overwrite it."""
+        root = root_of(tile)
+        if tile.span.is_small:
+            return root
+        typical = self._typical_of(tile.span)[tile.start // BLOCK : tile.stop // BLOCK]
+        return torch.minimum(typical, root.mul_(_BOUND).view(-1, BLOCK)).view(-1)
+
+    def _typical_of(self, span: Span) -> torch.Tensor:
+        square, eps = span.state["exp_avg_sq"], span.group["eps"]
+        known = self._typical.get(span.name)
+        if known is None or known[0] is not square or known[1:3] != (square._version, eps):
+            blocks = torch.cat([_typical(tile) for tile in span.tiles()])
+            known = self._typical[span.name] = (square, square._version, eps, blocks)
+        return known[3]
+
+
+def _typical(tile: Tile) -> torch.Tensor:
+    """Returns R, of shape [blocks, 1]."""
+    scale = root_of(tile)
+    squares = scale.mul_(scale).view(-1, BLOCK)
+    while squares.shape[1] > 1:
+        half = squares.shape[1] // 2
+        squares = squares[:, :half] + squares[:, half:]
+    return root(squares.div_(BLOCK))
 
 
 def _steps_to_forget(beta: float) -> int:

@@ -4,7 +4,7 @@ Invariants: every rank does the same operations in the same order on the same te
 them rounds once, as IEEE 754 defines: sums, differences, products, quotients and square roots. So
 equal means lead to parameters that are equal to the bit, whatever the CPUs are. torch's add with
 alpha, addcmul and lerp round once or twice, depending on the CPU's instructions, and its sqrt and
-sums are MKL's or the compiler's: only a rank's own contribution may use them (``momentum_in``).
+sums are MKL's or the compiler's: only a rank's own contribution may use them.
 
 A decision from a sum, such as a layer's rate or whether a variance is stable, must be the same on
 all ranks to the bit, too. So values are scaled by a power of two to integers, whose sum does not
@@ -95,20 +95,6 @@ def norm(values: torch.Tensor) -> float:
 
 
 # ---- Adam's ----
-
-
-def average_in(span: Span | Tile, gradient: torch.Tensor) -> None:
-    """Adds a gradient to m and v."""
-    beta1, beta2 = span.group["betas"]
-    blend_in(span.state["exp_avg"], gradient, 1 - beta1)
-    square_in(span.state["exp_avg_sq"], gradient, beta2)
-
-
-def momentum_in(span: Span | Tile, out: torch.Tensor) -> None:
-    """Writes b1 m + (1-b1) g, the momentum with this rank's gradient, to ``out``."""
-    beta = span.group["betas"][0]
-    torch.mul(span.state["exp_avg"], beta, out=out)
-    out.add_(span.gradient, alpha=1 - beta)
 
 
 def root_of(span: Span | Tile) -> torch.Tensor:

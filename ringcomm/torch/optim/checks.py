@@ -1,4 +1,4 @@
-"""Checks of an optimizer's hyperparameters, codecs and tensors."""
+"""Checks of an optimizer's hyperparameters."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Any
 
 import torch
 
-from ... import codecs
 from ...core.calls import is_number
-from ...errors import TensorError
 from ..argument_checks import require, require_whole
 
 #: Removed arguments of the 1-bit optimizers and their replacements; see ``names_arguments``.
@@ -28,6 +26,12 @@ def at_least(value: Any, least: float) -> bool:
     return is_number(value) and value >= least
 
 
+def require_at_least(least: float, values: Mapping[str, Any]) -> None:
+    """Raises ConfigError, with the name, for a value that is no number, or below ``least``."""
+    for name, value in values.items():
+        require(name, value, at_least(value, least))
+
+
 def require_betas(betas: tuple[float, float]) -> None:
     """Raises ConfigError for decays that torch.optim.Adam refuses, in its words."""
     is_pair = isinstance(betas, (tuple, list)) and len(betas) == 2
@@ -38,10 +42,9 @@ def require_betas(betas: tuple[float, float]) -> None:
 
 def require_adam(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
     """Raises ConfigError for hyperparameters that torch.optim.Adam refuses, in its words."""
-    require("learning rate", lr, at_least(lr, 0.0))
-    require("epsilon value", eps, at_least(eps, 0.0))
+    others = {"learning rate": lr, "epsilon value": eps, "weight_decay value": weight_decay}
+    require_at_least(0.0, others)
     require_betas(betas)
-    require("weight_decay value", weight_decay, at_least(weight_decay, 0.0))
 
 
 def require_max_norm(max_norm: float | None) -> None:
@@ -52,8 +55,8 @@ def require_max_norm(max_norm: float | None) -> None:
 
 def require_muon(group: Mapping[str, Any]) -> None:
     """Raises ConfigError for hyperparameters that torch.optim.Muon refuses, or fails by later."""
-    for name in ("lr", "momentum", "weight_decay", "eps"):
-        require(f"{name} value", group[name], at_least(group[name], 0.0))
+    names = "lr", "momentum", "weight_decay", "eps"
+    require_at_least(0.0, {f"{name} value": group[name] for name in names})
     steps = require_whole("ns_steps", group["ns_steps"], 0)
     require("ns_steps, give less than 100", steps, steps < 100)
     coefficients, adjusts = group["ns_coefficients"], group["adjust_lr_fn"]
@@ -61,23 +64,3 @@ def require_muon(group: Mapping[str, Any]) -> None:
     are_three = is_list and len(coefficients) == 3 and all(map(is_number, coefficients))
     require("ns_coefficients, give three numbers", repr(coefficients), are_three)
     require("adjust_lr_fn", repr(adjusts), adjusts in (None, "original", "match_rms_adamw"))
-
-
-def codec_name(compression: str | None, what: str = "compression=") -> str:
-    """Returns the name of a codec that an exchange may have. Raises ConfigError for others."""
-    return codecs.parse(compression, what).name
-
-
-def require_dense(tensor: torch.Tensor, what: str) -> None:
-    """Raises TensorError for a tensor that is sparse, sharded, or not of real numbers."""
-    if tensor.layout != torch.strided:
-        raise TensorError(
-            f"{what} is {tensor.layout}, and must be dense: make the layer with sparse=False"
-        )
-    if hasattr(tensor, "device_mesh"):
-        raise TensorError(
-            f"{what} is a {type(tensor).__name__}, of which each rank has a part, as FSDP makes "
-            "them; this optimizer takes whole models that all ranks have"
-        )
-    if not tensor.is_floating_point():
-        raise TensorError(f"{what} has dtype {tensor.dtype}, and must have real numbers")

@@ -4,34 +4,48 @@
     Muon               has each matrix's update computed by its owner         muon.py
     SparseOptimizer    sends the largest blocks of gradients by buckets       torch/sparse
 
-The buckets of parameters (Span, Owned, HostBucket) are laid out here, and Overlap launches their
-exchanges; the subclass does the rest.
+The buckets of parameters (Span, Owned, HostBucket), called spans here, are laid out here. With
+overlap, a span's exchange begins in backward, as soon as all its gradients are computed (Overlap).
+The subclass does the rest.
 
 Invariants: all ranks have the same parameters when the optimizer is made, and lay out the same
-ones in the same order. Nothing else exchanges the gradients of these parameters.
+ones in the same order. Nothing else exchanges the gradients of these parameters. Exchanges begin in
+the order of the layout, whatever order backward has; the step begins the remaining ones. If a
+gradient changes after its exchange has begun, the step notices and raises: the gradient sent would
+not be the one applied.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, NoReturn
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import torch
 
 from ...communicator import Communicator
-from ...errors import RingcommError, naming, warn_caller
+from ...errors import ConfigError, RingcommError, naming, warn_caller
 from ..argument_checks import require
 from ..group import default_comm
 from ..guards import refuse_others
 from ..sync.agreement import Verdict, agree, require_alike, require_same
 from . import saved
-from .checks import require_dense
-from .overlap import F, Overlap, S
-from .span import IndexedParameter
+from .span import IndexedParameter, ParameterBucket, require_dense
 
 _PATIENCE = 3  # steps without a gradient until the error
+
+
+class BegunExchange(Protocol):
+    """Exchange that has begun (SpanExchanges, BucketRound)."""
+
+    def cancel(self) -> None:
+        """Ends the exchange without an update."""
+
+
+S = TypeVar("S", bound=ParameterBucket)
+F = TypeVar("F", bound=BegunExchange)
 
 
 class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
@@ -45,8 +59,9 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         params, defaults: as in torch.optim.Optimizer.
         comm: the communicator; None: that of the default process group if its backend is
             "ringcomm", else ringcomm's default one.
-        overlap: begin in backward. Gradients must not change between backward and step then.
+        launch: begins the exchange of a span in backward, with ``overlap``; None: without.
         fixed: settings beside ``defaults``, by name, that must be the same on all ranks.
+        method: the method's name in saved states.
 
     Raises MismatchError on all ranks if they make different optimizers, with other settings, or
     of other parameters. It cannot be copied or pickled, which raises TypeError.
@@ -64,21 +79,23 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         params: Any,
         defaults: dict[str, Any],
         comm: Communicator | None,
-        overlap: bool,
+        launch: Callable[[S], F] | None,
         fixed: Mapping[str, object],
+        method: str,
     ) -> None:
+        self._method = method
         self._comm = default_comm() if comm is None else comm
         require(
             "comm, give a ringcomm.Communicator", repr(comm), isinstance(self._comm, Communicator)
         )
-        self._overlap = Overlap(self._launch) if overlap else None
+        self._overlap = None if launch is None else Overlap(launch)
         self._spans: list[S] = []
         self._silent = 0
         self._calls = 0  # of step(), since the parameters last changed
         self.steps = 0
         self.skipped = 0
         self.waited_s = 0.0
-        about = {"optimizer": self._method(), "overlap": overlap, **fixed}
+        about = {"optimizer": self._method, "overlap": launch is not None, **fixed}
         with naming(f"{type(self).__name__}()", "an optimizer's constructor"):
             require_alike(self._comm, about)
             super().__init__(params, defaults)
@@ -93,16 +110,8 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
 
     # ---- methods of subclasses ----
 
-    def _method(self) -> str:
-        """Returns the method's name in saved states."""
-        raise NotImplementedError
-
     def _add(self, new: Sequence[IndexedParameter]) -> None:
         """Lays out parameters in further ``_spans``."""
-        raise NotImplementedError
-
-    def _launch(self, span: S) -> F:
-        """Begins the exchange of a span."""
         raise NotImplementedError
 
     def _step(self) -> None:
@@ -162,7 +171,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
 
     def _extend(self) -> None:
         """Lays out parameters that are new, or trained for the first time."""
-        known = {place.index for span in self._spans for place in span.slices}
+        known = {index for span in self._spans for index in span.indices}
         new = [
             one
             for one in self._indexed()
@@ -242,7 +251,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         state["state"] = {index: dict(one) for index, one in state["state"].items()}
         state[saved.KEY] = {
             "format": saved.FORMAT,
-            "method": self._method(),
+            "method": self._method,
             "steps": self.steps,
             "skipped": self.skipped,
             **own,
@@ -254,3 +263,114 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         ``saved.require_method`` returned."""
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         self.steps, self.skipped = int(own["steps"]), int(own["skipped"])
+
+
+class Overlap(Generic[S, F]):
+    """Launches the exchanges of spans from hooks of their parameters.
+
+    Args:
+        launch: begins a span's exchange.
+
+    Attributes:
+        is_in_step: whether backward has computed a gradient since the last step: then exchanges
+            have begun, on some rank at least.
+    """
+
+    def __init__(self, launch: Callable[[S], F]) -> None:
+        self._launch = launch
+        self._spans: list[S] = []
+        self._paused = False
+        self._handles: list[Any] = []
+        self._reset()
+
+    def watch(self, spans: Sequence[S]) -> None:
+        """Watches the parameters of these spans from now on, and no others. Drops exchanges that
+        have begun."""
+        self.cancel()
+        for handle in self._handles:
+            handle.remove()
+        self._spans, self._handles = [], []
+        self._reset()
+        self.extend(spans)
+
+    def extend(self, spans: Sequence[S]) -> None:
+        """Watches these spans as well, after the others. Keeps exchanges that have begun; ``take``
+        sends gradients that were computed before."""
+        for number, span in enumerate(spans, len(self._spans)):
+            for place in span.slices:
+                parameter: Any = place.tensor
+                hook = functools.partial(self._arrived, number)
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+        self._spans += spans
+        self._waiting += [len(span.slices) for span in spans]
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Returns a context in which backwards begin nothing."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def take(self) -> list[F]:
+        """Begins the remaining exchanges, and returns those of all spans. Raises ConfigError if a
+        gradient has changed since its exchange began."""
+        changed = any(
+            place.tensor.grad is not known or (known is not None and known._version != version)
+            for span in self._spans[: len(self._begun)]
+            for place in span.slices
+            for known, version in [self._versions[place.index]]
+        )
+        self._begin_rest()
+        if changed:
+            raise ConfigError(
+                "gradients have changed since overlap=True began to send them in backward, as by "
+                "clip_grad_norm_ or GradScaler.unscale_. Make the optimizer with overlap=False; "
+                "those of ringcomm.torch.optim clip by max_norm= then"
+            )
+        begun = self._begun
+        self._reset()
+        return begun
+
+    def cancel(self) -> None:
+        """Drops the exchanges of a step that is not made, on all ranks alike: as ranks may have
+        begun unlike numbers of them, each begins all if it has a gradient."""
+        if self.is_in_step:
+            self._begin_rest()
+        begun = self._begun
+        self._reset()
+        for exchange in begun:
+            exchange.cancel()
+
+    def _begin_rest(self) -> None:
+        while len(self._begun) < len(self._spans):
+            self._begin()
+
+    def _reset(self) -> None:
+        self._begun: list[F] = []
+        self.is_in_step = False
+        self._versions: dict[int, tuple[torch.Tensor | None, int]] = {}
+        self._waiting = [len(span.slices) for span in self._spans]  # gradients that each one lacks
+
+    def _arrived(self, number: int, _: torch.Tensor) -> None:
+        if self._paused:
+            return
+        if number < len(self._begun):
+            raise ConfigError(
+                "a second backward adds to gradients that overlap=True has begun to send; make all "
+                "but the last one before a step under optimizer.no_sync(), or use overlap=False "
+                "(with reentrant checkpoints, too)"
+            )
+        self.is_in_step = True
+        self._waiting[number] -= 1
+        while len(self._begun) < len(self._spans) and self._waiting[len(self._begun)] <= 0:
+            self._begin()
+
+    def _begin(self) -> None:
+        span = self._spans[len(self._begun)]
+        for place in span.slices:
+            gradient = place.tensor.grad
+            self._versions[place.index] = (gradient, 0 if gradient is None else gradient._version)
+        with torch.no_grad():
+            self._begun.append(self._launch(span))

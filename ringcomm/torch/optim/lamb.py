@@ -20,14 +20,13 @@ from typing import Any
 import torch
 from typing_extensions import Unpack
 
-from ...codecs import Compression
+from ...codecs import Compression, parse
 from ...communicator import Communicator
 from ..argument_checks import require, takes
 from ..sync.kept import Kept
-from .adam import Renewed
+from .adam import Freeze, Renewed
 from .arithmetic import norm, with_decay
-from .checks import REMOVED, at_least, codec_name, require_adam
-from .freezing import Freeze, FreezePoint, freeze_point
+from .checks import REMOVED, at_least, require_adam
 from .span import Place, Span
 from .wire import WireOptimizer, WireSettings
 
@@ -77,9 +76,8 @@ class OneBitLamb(WireOptimizer):
             "max_coeff": max_coeff,
             "min_coeff": min_coeff,
         }
-        codec, densely = codec_name(compression), codec_name(dense, "dense=")
-        point = freeze_point(freeze, betas[1], renews=True)
-        rule = _Lamb(point, codec, densely, betas[1])
+        codec, densely = parse(compression).name, parse(dense, "dense=").name
+        rule = _Lamb(freeze, betas[1], codec, densely)
         fixed = {"freeze": freeze, "compression": codec, "dense": densely}
         super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
 
@@ -120,8 +118,8 @@ class _Lamb(Renewed):
     method = "OneBitLamb"
     kept = (*Renewed.kept, "_coefficients", "_sizes")
 
-    def __init__(self, point: FreezePoint, compression: str, dense: str, beta2: float) -> None:
-        super().__init__(point, compression, dense, beta2)
+    def __init__(self, freeze: Freeze, beta2: float, compression: str, dense: str) -> None:
+        super().__init__(freeze, beta2, compression, dense)
         self._coefficients = _Coefficients()
         self._sizes: dict[int, float] = {}  # ||p|| at the freeze
 

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from typing_extensions import Unpack
 
-from ...codecs import Compression
+from ...codecs import Compression, parse
 from ...communicator import Communicator
 from ..argument_checks import require, takes
 from .arithmetic import blend_in, move
-from .checks import at_least, codec_name, require_betas
+from .checks import require_at_least, require_betas
 from .rule import Exchange, Rule
 from .span import Span
 from .wire import WireOptimizer, WireSettings
@@ -57,11 +57,10 @@ class Lion(WireOptimizer):
         comm: Communicator | None = None,
         **settings: Unpack[WireSettings],
     ) -> None:
-        require("learning rate", lr, at_least(lr, 0.0))
+        require_at_least(0.0, {"learning rate": lr, "weight_decay value": weight_decay})
         require_betas(betas)
-        require("weight_decay value", weight_decay, at_least(weight_decay, 0.0))
         require("betas, give betas[1] >= betas[0]", betas, betas[1] >= betas[0])
-        carried = codec_name(compression)
+        carried = parse(compression).name
         defaults = {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay}
         super().__init__(
             params, defaults, _Lion(carried), comm, fixed={"compression": carried}, **settings

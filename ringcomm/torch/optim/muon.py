@@ -33,7 +33,7 @@ from ..sync.pending import carried_by
 from ..tensors import all_finite
 from . import saved
 from .arithmetic import orthogonalized
-from .checks import codec_name, require_max_norm, require_muon
+from .checks import require_max_norm, require_muon
 from .exchanging import ExchangingOptimizer
 from .owned import Owned
 from .span import IndexedParameter, filled
@@ -75,11 +75,11 @@ class Muon(ExchangingOptimizer[Owned, Any]):
         rates = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "eps": eps}
         others = {"ns_coefficients": ns_coefficients, "ns_steps": ns_steps, "nesterov": nesterov}
         self._max_norm, self.carried = max_norm, 0
-        self._codec = parse(codec_name(gradients, "gradients="))
-        self._updates: Any = codec_name(updates, "updates=")
+        self._codec = parse(gradients, "gradients=")
+        self._updates: Any = parse(updates, "updates=").name
         fixed = {"gradients": self._codec.name, "updates": self._updates, "max_norm": max_norm}
         defaults = {**rates, **others, "adjust_lr_fn": adjust_lr_fn}
-        super().__init__(params, defaults, comm, False, fixed)
+        super().__init__(params, defaults, comm, None, fixed, "Muon")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         require_muon({**self.defaults, **param_group})
@@ -105,7 +105,7 @@ class Muon(ExchangingOptimizer[Owned, Any]):
                 continue
             updates, codec = self._updates_of(owned, verdict.factor, present), self._updates
             work = self._comm.allgather(updates, compression=codec, feedback=False, async_op=True)
-            flat, group = self._wait(work).view(-1), self.param_groups[owned.group]
+            flat, group = self._wait(work).view(-1), self.param_groups[owned.group_index]
             for place in owned.slices:
                 if place.index in present:
                     _move(place.tensor.detach(), place.of(flat), group)
@@ -113,8 +113,8 @@ class Muon(ExchangingOptimizer[Owned, Any]):
 
     def _updates_of(self, owned: Owned, factor: float, present: Collection[int]) -> torch.Tensor:
         """Returns this rank's row of the updates, after advancing its momentum."""
-        flat, group = owned.zeros(), self.param_groups[owned.group]
-        owned.gather((place.gradient() for place in owned.slices), flat)
+        flat, group = owned.zeros(), self.param_groups[owned.group_index]
+        owned.gather_gradients(flat)
         owned.fill_padding(flat.mul_(factor))
         settings: Any = {"compression": self._codec.name, "feedback": owned.feedback or False}
         mean = self._wait(self._comm.reduce_scatter(flat, "avg", async_op=True, **settings))
@@ -140,9 +140,6 @@ class Muon(ExchangingOptimizer[Owned, Any]):
         return result
 
     # ---- states ----
-
-    def _method(self) -> str:
-        return "Muon"
 
     def _add(self, new: Sequence[IndexedParameter]) -> None:
         self._use([*self._spans, *(self._owned(held) for held in filled(new, math.inf))])

@@ -19,12 +19,10 @@ from ...errors import warn_caller
 from ...feedback import ErrorFeedback
 from ..sync.bucket import Bucket, master_dtype
 from . import saved
-from .span import IndexedParameter, Place, places_of
-
-Kept = Mapping[int, Mapping[str, torch.Tensor]]
+from .span import IndexedParameter, ParameterBucket, places_of
 
 
-class Owned(Bucket[Place]):
+class Owned(ParameterBucket):
     """Matrices of a parameter group in flat memory, with the momentum of this rank's.
 
     Args:
@@ -32,8 +30,6 @@ class Owned(Bucket[Place]):
         keeps: whether the gradients' codec needs feedback.
 
     Attributes:
-        group: the number of the parameter group.
-        indices: numbers of the parameters, as given.
         own: this rank's row.
         momentum: this rank's momentum, a flat tensor of a row.
         feedback: residuals of the gradients, of all rows, if they are kept.
@@ -42,12 +38,11 @@ class Owned(Bucket[Place]):
     def __init__(
         self, held: Sequence[IndexedParameter], comm: Communicator, *, keeps: bool
     ) -> None:
-        self.group, self.indices = held[0].group, [one.index for one in held]
         rows = [places_of(share, BLOCK) for share in shared_out(held, comm.world_size)]
         length = max(row[-1].stop for row in rows if row)
         slices = [place.moved(at * length) for at, row in enumerate(rows) for place in row]
         first = held[0].parameter
-        super().__init__(slices, master_dtype(first.dtype), first.device)
+        super().__init__(held, slices, master_dtype(first.dtype), first.device)
         self._comm, self.count = comm, comm.world_size * length
         self.own = Bucket(rows[comm.rank], self.dtype, self.device)
         self.own.count = length
@@ -64,11 +59,13 @@ class Owned(Bucket[Place]):
             for place in self.slices
         }
 
-    def load(self, kept: Kept, feedback: Mapping[str, Any] | None) -> None:
+    def load(
+        self, kept: Mapping[int, Mapping[str, Any]], feedback: Mapping[str, Any] | None
+    ) -> None:
         """Takes what ``gathered`` returned; or, with this rank's own residuals, the momentum of its
         matrices. Raises ConfigError for a state of other matrices."""
         for place in self.own.slices:
-            place.of(self.momentum).copy_(saved_value(kept, place, "momentum_buffer"))
+            place.of(self.momentum).copy_(saved.value_of(kept, place, "momentum_buffer"))
         if self.feedback is None:
             if feedback or any("residual" in one for one in kept.values()):
                 warn_caller("the state has residuals, which this Muon's gradients= does not keep")
@@ -77,15 +74,15 @@ class Owned(Bucket[Place]):
             zeros = [torch.zeros(self.count, dtype=torch.float32, device="cpu") for _ in range(2)]
             for place in self.slices:
                 if "residual" in kept.get(place.index, {}):
-                    place.of(zeros[0]).copy_(saved_value(kept, place, "residual"))
-            common = {"format": 1, "op": "avg", "loss_scale": 1.0}
-            feedback = {**common, "worker": zeros[0], "owner": zeros[1]}
+                    place.of(zeros[0]).copy_(saved.value_of(kept, place, "residual"))
+            feedback = {
+                "format": 1,
+                "op": "avg",
+                "loss_scale": 1.0,
+                "worker": zeros[0],
+                "owner": zeros[1],
+            }
         self.feedback.load_state_dict(feedback, self._comm)
-
-
-def saved_value(kept: Kept, place: Place, name: str) -> torch.Tensor:
-    value = kept.get(place.index, {}).get(name)
-    return saved.shaped(value, place.tensor, place.index, name)
 
 
 def shared_out(parameters: Sequence[IndexedParameter], ranks: int) -> list[list[IndexedParameter]]:

@@ -10,14 +10,14 @@ weights_only=True. Checks come before any change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ...errors import ConfigError
 from ..sync.bucket import master_dtype
-from .span import IndexedParameter, Span
+from .span import IndexedParameter, Place, Span
 
 FORMAT = 1
 KEY = "ringcomm"
@@ -42,10 +42,7 @@ _REMOVED = {
 
 def saved_layout(spans: Sequence[Span]) -> list[dict[str, Any]]:
     """Returns the layout for a state: which parameters travel together."""
-    return [
-        {"small": span.is_small, "indices": [place.index for place in span.slices]}
-        for span in spans
-    ]
+    return [{"small": span.is_small, "indices": list(span.indices)} for span in spans]
 
 
 def require_method(state: Mapping[str, Any], method: str) -> Mapping[str, Any]:
@@ -79,9 +76,7 @@ def held_by(
 ) -> list[IndexedParameter]:
     """Returns the parameters of these numbers, which travelled together. Raises ConfigError if they
     do not exist, or cannot travel together, as their groups, devices or kinds of dtypes differ."""
-    wrong = [index for index in indices if not 0 <= index < len(parameters)]
-    if wrong:
-        raise ConfigError(f"the state is of another model: it has a parameter {wrong[0]}")
+    _require_known(indices, parameters)
     held = [parameters[index] for index in indices]
     alike = {(each.group, kind_of(each.parameter.dtype), each.parameter.device) for each in held}
     if len(alike) != 1:
@@ -90,6 +85,12 @@ def held_by(
             f"{', '.join(map(str, indices[:3]))} have other groups or dtypes there"
         )
     return held
+
+
+def _require_known(indices: Iterable[int], parameters: Sequence[IndexedParameter]) -> None:
+    wrong = next((index for index in indices if not 0 <= index < len(parameters)), None)
+    if wrong is not None:
+        raise ConfigError(f"the state is of another model: it has a parameter {wrong}")
 
 
 def read_spans(
@@ -106,19 +107,19 @@ def read_spans(
 
     Raises ConfigError where it does not fit the parameters.
     """
-    spans = []
-    for one in layout:
-        held = held_by(one["indices"], parameters)
-        spans.append(Span(held, bool(one["small"]), states))
+    spans = [
+        Span(held_by(one["indices"], parameters), bool(one["small"]), states) for one in layout
+    ]
     for span in spans:
-        for name, _ in span.kept():
+        for name, flat in span.kept().items():
+            is_master = flat is span.master
+            if is_master and any(name not in saved.get(index, {}) for index in span.indices):
+                continue  # saved from float32 parameters, which have no master copy
             for place in span.slices:
-                value = saved.get(place.index, {}).get(name)
-                if name == "master" and value is None:
-                    continue  # saved from float32 parameters, which have no master copy
-                span.load(name, place.index, shaped(value, place.tensor, place.index, name))
-        for flat in span.state.values():
+                place.of(flat).copy_(value_of(saved, place, name))
             span.fill_padding(flat)
+            if is_master:
+                span.note()
     return spans
 
 
@@ -128,8 +129,8 @@ def read_adam(
     """Reads a state of torch.optim.AdamW or Adam.
 
     Returns:
-        By the number of the parameter exp_avg and exp_avg_sq, in its shape, and step, an int; and
-        the groups with the hyperparameters that AdamW and OneBitAdam share.
+        By the number of the parameter exp_avg, exp_avg_sq and step; and the groups with the
+        hyperparameters that AdamW and OneBitAdam share.
 
     Raises ConfigError for a state of another optimizer, which ``method`` cannot load, for one
     of another model, and for settings of Adam that change its update.
@@ -151,26 +152,21 @@ def read_adam(
                 "decays weights as AdamW does: set it to 0 in the state's param_groups, or to what "
                 "AdamW would have, with decoupled_weight_decay=True beside it"
             )
-    found = {}
-    for index, one in kept.items():
-        if not 0 <= index < len(parameters):
-            raise ConfigError(f"the state is of another model: it has a parameter {index}")
-        moments = {
-            name: shaped(one[name], parameters[index].parameter, index, name)
-            for name in ("exp_avg", "exp_avg_sq")
-        }
-        found[index] = {**moments, "step": int(one["step"])}
-    return found, [
+    _require_known(kept, parameters)
+    own = ("step", "exp_avg", "exp_avg_sq")
+    return {index: {name: one[name] for name in own} for index, one in kept.items()}, [
         {name: value for name, value in group.items() if name not in _ADAMS_OWN} for group in groups
     ]
 
 
-def shaped(value: object, parameter: torch.Tensor, index: int, name: str) -> torch.Tensor:
-    """Returns a tensor of a state. Raises ConfigError unless it has the parameter's shape."""
-    if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+def value_of(saved: Mapping[int, Mapping[str, Any]], place: Place, name: str) -> torch.Tensor:
+    """Returns the tensor of a name that a state has for a parameter. Raises ConfigError unless it
+    has the parameter's shape."""
+    value = saved.get(place.index, {}).get(name)
+    if isinstance(value, torch.Tensor) and value.shape == place.tensor.shape:
         return value
     there = list(value.shape) if isinstance(value, torch.Tensor) else "nothing"
     raise ConfigError(
-        f"the state is of another model: {name} of parameter {index} is {there} there, and the "
-        f"parameter {list(parameter.shape)} here"
+        f"the state is of another model: {name} of parameter {place.index} is {there} there, "
+        f"and the parameter {list(place.tensor.shape)} here"
     )

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from typing_extensions import Unpack
 
-from ...codecs import Compression
+from ...codecs import Compression, parse
 from ...communicator import Communicator
 from ...core.calls import is_number
 from ..argument_checks import require, takes
-from .checks import at_least, codec_name
+from .checks import require_at_least
 from .rule import Exchange, Rule
 from .span import Span
 from .wire import WireOptimizer, WireSettings
@@ -51,13 +51,12 @@ class SGD(WireOptimizer):
         comm: Communicator | None = None,
         **settings: Unpack[WireSettings],
     ) -> None:
-        require("learning rate", lr, at_least(lr, 0.0))
-        require("momentum value", momentum, at_least(momentum, 0.0))
+        rates = {"learning rate": lr, "momentum value": momentum}
+        others = {"weight_decay value": weight_decay, "warmup_steps value": warmup_steps}
+        require_at_least(0.0, {**rates, **others})
         require("dampening value", dampening, is_number(dampening))
-        require("weight_decay value", weight_decay, at_least(weight_decay, 0.0))
-        require("warmup_steps value", warmup_steps, at_least(warmup_steps, 0))
-        if nesterov and (momentum <= 0 or dampening != 0):
-            require("Nesterov momentum requires a momentum and zero dampening", None, False)
+        fits = not nesterov or (momentum > 0 and dampening == 0)
+        require("Nesterov momentum requires a momentum and zero dampening", None, fits)
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -66,10 +65,11 @@ class SGD(WireOptimizer):
             "nesterov": nesterov,
             "maximize": maximize,
         }
-        codec = codec_name(compression)
+        codec = parse(compression).name
         fixed = {"compression": codec, "warmup_steps": warmup_steps}
-        rule = _MomentumRule(codec, warmup_steps)
-        super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
+        super().__init__(
+            params, defaults, _MomentumRule(codec, warmup_steps), comm, fixed=fixed, **settings
+        )
 
 
 class _MomentumRule(Rule):

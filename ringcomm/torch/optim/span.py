@@ -24,10 +24,9 @@ from typing import Any
 import torch
 
 from ...codecs import BLOCK
-from ...errors import ConfigError
+from ...errors import ConfigError, TensorError
 from ..sync.bucket import Bucket, Slice, laid_out, master_dtype
 from ..tensors import tile_elements
-from .checks import require_dense
 
 Mark = tuple[object, ...]
 SPAN_BYTES = 25 << 20  # size of a bucket of DDP
@@ -88,6 +87,21 @@ def _text(dtype: torch.dtype, device: torch.device, count: int) -> str:
     return f"{count} elements of {dtype} on {device}"
 
 
+def require_dense(tensor: torch.Tensor, what: str) -> None:
+    """Raises TensorError for a tensor that is sparse, sharded, or not of real numbers."""
+    if tensor.layout != torch.strided:
+        raise TensorError(
+            f"{what} is {tensor.layout}, and must be dense: make the layer with sparse=False"
+        )
+    if hasattr(tensor, "device_mesh"):
+        raise TensorError(
+            f"{what} is a {type(tensor).__name__}, of which each rank has a part, as FSDP makes "
+            "them; this optimizer takes whole models that all ranks have"
+        )
+    if not tensor.is_floating_point():
+        raise TensorError(f"{what} has dtype {tensor.dtype}, and must have real numbers")
+
+
 def places_of(held: Sequence[IndexedParameter], block: int) -> list[Place]:
     """Lays parameters end to end; each begins at a multiple of ``block`` elements."""
     parameters = [one.parameter for one in held]
@@ -97,7 +111,51 @@ def places_of(held: Sequence[IndexedParameter], block: int) -> list[Place]:
     ]
 
 
-class Span(Bucket[Place]):
+class ParameterBucket(Bucket[Place]):
+    """Parameters of one group, dtype and device, laid end to end.
+
+    Args:
+        held: the parameters.
+        slices: their places.
+        dtype, device: as in Bucket.
+
+    Attributes:
+        group_index: the number of the parameter group.
+        indices: numbers of the parameters, as given.
+    """
+
+    def __init__(
+        self,
+        held: Sequence[IndexedParameter],
+        slices: Sequence[Place],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(slices, dtype, device)
+        self.group_index, self.indices = held[0].group, [one.index for one in held]
+        self._marks: list[Mark] = [()] * len(self.slices)
+
+    def gather_gradients(self, flat: torch.Tensor) -> bool:
+        """Copies the parameters' gradients to a flat tensor, zeros where there is none. Returns
+        whether there are any. Raises TensorError unless they are dense."""
+        gradients = [place.gradient() for place in self.slices]
+        self.gather(gradients, flat)
+        return any(one is not None for one in gradients)
+
+    def note(self) -> None:
+        """Notes the parameters' present values as known. Raises ConfigError as ``Place.mark``."""
+        self._marks = [place.mark() for place in self.slices]
+
+    def written(self) -> list[Place]:
+        """Returns the places of parameters that were written to since this or ``note`` was last
+        called; at first all. Raises ConfigError as ``Place.mark``."""
+        before = self._marks
+        self.note()
+        every = zip(self.slices, before, self._marks, strict=True)
+        return [place for place, old, new in every if old != new]
+
+
+class Span(ParameterBucket):
     """Some parameters of a group, with their flat gradient and states.
 
     Attributes:
@@ -116,20 +174,16 @@ class Span(Bucket[Place]):
         self, held: Sequence[IndexedParameter], is_small: bool, states: Iterable[str]
     ) -> None:
         self.name = f"{'small' if is_small else 'large'}.{held[0].index}"
-        self.group_index = held[0].group
         self.is_small = is_small
         first = held[0].parameter
-        places = places_of(held, 1 if is_small else BLOCK)
-        super().__init__(places, master_dtype(first.dtype), first.device)
+        align = 1 if is_small else BLOCK
+        super().__init__(held, places_of(held, align), master_dtype(first.dtype), first.device)
         self.group: dict[str, Any] = {}
         self.step = 0
         self.rank, self.world_size = 0, 1
         self.present = [True] * len(self.slices)
         self.state = {name: self.zeros() for name in states}
-        self.master: torch.Tensor | None = None
-        if first.dtype != self.dtype:
-            self.master = self.zeros()
-        self._marks: list[Mark] = [()] * len(self.slices)  # as ``follow`` last saw them
+        self.master = self.zeros() if first.dtype != self.dtype else None
         self._has_stepped = False
         self._gradient: torch.Tensor | None = None
 
@@ -161,11 +215,9 @@ class Span(Bucket[Place]):
         for start in range(0, self.count, size):
             yield Tile(self, start, min(start + size, self.count))
 
-    def kept(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields the flat tensors for a checkpoint, by name."""
-        yield from self.state.items()
-        if self.master is not None:
-            yield "master", self.master
+    def kept(self) -> dict[str, torch.Tensor]:
+        """Returns the flat tensors for a checkpoint, by name."""
+        return self.state if self.master is None else {**self.state, "master": self.master}
 
     def present_places(self) -> list[Place]:
         """Returns the places of ``parameters``."""
@@ -176,7 +228,7 @@ class Span(Bucket[Place]):
     def take_gradient(self, factor: float) -> None:
         """Copies the parameters' gradients, times a factor, to the flat gradient."""
         flat = self.empty()
-        self.gather((place.gradient() for place in self.slices), flat)
+        self.gather_gradients(flat)
         self._gradient = flat if factor == 1.0 else flat.mul_(factor)
 
     def release_gradient(self) -> None:
@@ -187,31 +239,17 @@ class Span(Bucket[Place]):
         """Rounds the master copy to the parameters, after an update."""
         if self.master is not None:
             self.scatter(self.master)
-        self._marks = [place.mark() for place in self.slices]
+        self.note()
         self._has_stepped = True
 
     def follow(self) -> list[Place]:
         """Copies to the master copy what other code has written to the parameters, for example
         loaded weights. Returns the places written to since an update."""
-        before, self._marks = self._marks, [place.mark() for place in self.slices]
-        written = [
-            place
-            for place, old, new in zip(self.slices, before, self._marks, strict=True)
-            if old != new
-        ]
+        written = self.written()
         if self.master is not None:
             for place in written:
                 place.of(self.master).copy_(place.tensor.detach())
         return written if self._has_stepped else []
-
-    def load(self, name: str, index: int, value: torch.Tensor) -> None:
-        """Copies one parameter's value to its part of the tensor that ``kept`` yields by that
-        name."""
-        flat = dict(self.kept())[name]
-        number = [place.index for place in self.slices].index(index)
-        self.slices[number].of(flat).copy_(value)
-        if flat is self.master:
-            self._marks[number] = self.slices[number].mark()
 
 
 class Tile:

@@ -19,20 +19,22 @@ never sent.
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
-from ...codecs import parse
+import torch
+
+from ...codecs import CODECS, parse
 from ...communicator import Communicator
 from ...errors import ConfigError, naming, warn_caller
 from ...feedback import FeedbackStore
 from ..argument_checks import require_whole
+from ..sync.pending import Pending, carried_by
 from . import saved
-from .checks import codec_name, require_max_norm
+from .checks import require_max_norm
 from .exchanging import ExchangingOptimizer
 from .rule import Rule
 from .span import SPAN_BYTES, IndexedParameter, Span, lay_out
-from .span_exchanges import SpanExchanges
 
 _IN_FLIGHT = 4  # most spans in flight
 
@@ -46,11 +48,84 @@ class WireSettings(TypedDict, total=False):
     overlap: bool
 
 
+class SpanExchanges:
+    """Exchanges of a span in one step, from the rule's contribution to the rule's update.
+
+    If they are dropped, or their means are not finite, residuals, states and parameters stay as
+    they were; on all ranks alike, as they have the same bits.
+
+    Attributes:
+        span: the span.
+    """
+
+    def __init__(self, comm: Communicator, rule: Rule, span: Span, store: FeedbackStore) -> None:
+        self.span, self._rule, self._store = span, rule, store
+        self._pending: dict[str, Pending] = {}
+        for exchange in rule.exchanges(span.step):
+            out = torch.empty_like(span.gradient)
+            rule.outgoing(exchange.what, span, out)
+            span.fill_padding(out)
+            codec = parse(exchange.compression)
+            if span.is_small and codec.quantises:
+                codec = CODECS["bf16"]
+            name = self._residuals_of(exchange.what)
+            keeps = name in store or codec.needs_feedback  # other codecs deliver what is there
+            self._pending[exchange.what] = Pending(comm, out, codec, store[name] if keeps else None)
+
+    def wait(self) -> int:
+        """Waits for the means. Returns the bytes that this rank has sent for the span, over links
+        or through shared memory."""
+        for one in self._pending.values():
+            one.wait()
+        return sum(carried_by(one.work) for one in self._pending.values())
+
+    def apply(self) -> bool:
+        """Runs the rule's update with the means, which must have come. Returns False, and changes
+        nothing, if they are not finite."""
+        if not all(one.is_finite for one in self._pending.values()):
+            self.drop()
+            return False
+        means = {what: one.tensor for what, one in self._pending.items()}
+        factors = self._rule.update(self.span, means)
+        for what, factor in (factors or {}).items():
+            self._rescale(self._residuals_of(what), factor)
+        self.span.write_parameters()
+        self._end()
+        return True
+
+    def drop(self) -> None:
+        """Restores the residuals of before; the means must have come."""
+        for one in self._pending.values():
+            one.undo()
+        self._end()
+
+    def cancel(self) -> None:
+        """Waits for the means, and drops them."""
+        self.wait()
+        self.drop()
+
+    def _end(self) -> None:
+        self._pending.clear()
+        self.span.release_gradient()
+
+    def _residuals_of(self, what: str) -> str:
+        """Returns the name of an exchange's residuals in the store."""
+        return f"{what}/{self.span.name}"
+
+    def _rescale(self, name: str, factor: torch.Tensor) -> None:
+        """Multiplies residuals, if there are any, element by element."""
+        if name not in self._store or self._store[name].count is None:
+            return
+        kept, factors = self._store[name], factor.to("cpu", torch.float32).numpy()
+        start, owner = kept.owner_start, kept.owner
+        kept.load(kept.worker * factors, owner * factors[start : start + len(owner)], start)
+
+
 class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
     """Base of the optimizers of this package.
 
     Args:
-        params, defaults, comm, overlap, fixed: as in ExchangingOptimizer.
+        params, defaults, comm, fixed: as in ExchangingOptimizer.
         rule: defines the exchanges and the update.
         max_norm: clips the gradients, before anything is sent, by one factor on all ranks: max_norm
             over the root of the mean over the ranks of the squared norms of their gradients. That
@@ -62,6 +137,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
             dimension, travel together, at bf16 where others do at int8 or less.
         span_bytes: large parameters are joined until they have so many bytes, and travel together;
             with ``overlap`` they begin when backward has computed their last gradient.
+        overlap: begin in backward. Gradients must not change between backward and step then.
 
     16-bit parameters have a float32 master copy, which the update changes. Change their weights by
     ``copy_`` and other operations under ``torch.no_grad()``, which the master copy follows, as it
@@ -79,7 +155,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
     Attributes:
         skipped: number of steps that were not made, as a gradient was not finite.
         carried: bytes that this rank has sent, over links or through shared memory, but for the
-            agreements.
+            agreements, and exchanges that ``zero_grad`` or a load has dropped.
         feedback: the residuals, by exchange and span.
     """
 
@@ -98,7 +174,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
     ) -> None:
         require_max_norm(max_norm)
         for exchange in rule.exchanges(1):
-            codec_name(exchange.compression)
+            parse(exchange.compression)
         if overlap and max_norm is not None:
             raise ConfigError(
                 "max_norm= needs all gradients before the first of them is sent, and overlap=True "
@@ -111,7 +187,8 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         self.carried = 0
         self.feedback = FeedbackStore()
         common = {"max_norm": max_norm, "threshold": threshold, "span_bytes": span_bytes}
-        super().__init__(params, defaults, comm, overlap, {**common, **(fixed or {})})
+        launch = self._launch if overlap else None
+        super().__init__(params, defaults, comm, launch, {**common, **(fixed or {})}, rule.method)
         if overlap:
             self._extend()
 
@@ -145,25 +222,26 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
             span.present = [next(present) for _ in span.slices]
         if not verdict.finite:
             for exchanges in begun or ():
-                exchanges.cancel()
+                self._wait_for(exchanges)
+                exchanges.drop()
             return
         self.steps += 1
-        if begun is None:
-            self._exchange(verdict.factor)
-        else:
-            self._finish(begun)
-        self._zero_residuals(self._rule.finish(self._spans))
+        self._finish(self._launched(verdict.factor) if begun is None else begun)
+        ended = self._rule.finish(self._spans)
+        for name in self.feedback:
+            if name.partition("/")[0] in ended:
+                self.feedback[name].rescale(0.0)
         self._require_active(verdict.has_any)
 
-    def _exchange(self, factor: float) -> None:
-        """Exchanges all spans, with a few of them in flight."""
+    def _launched(self, factor: float) -> Iterator[SpanExchanges]:
+        """Launches the exchanges of all spans, and yields them in order; a few are in flight."""
         in_flight: collections.deque[SpanExchanges] = collections.deque()
         for span in self._spans:
             if self._takes_part(span, self.steps):
                 if len(in_flight) == _IN_FLIGHT:
-                    self._finish([in_flight.popleft()])
+                    yield in_flight.popleft()
                 in_flight.append(self._launch(span, factor, self.steps))
-        self._finish(in_flight)
+        yield from in_flight
 
     def _takes_part(self, span: Span, step: int) -> bool:
         """Returns whether a span is exchanged and updated in a step."""
@@ -175,8 +253,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         if step is None:  # in backward; otherwise _step() has called _follow
             self._follow(span)
         span.take_gradient(factor)
-        exchanges = self._rule.exchanges(span.step)
-        return SpanExchanges(self._comm, self._rule, span, exchanges, self.feedback)
+        return SpanExchanges(self._comm, self._rule, span, self.feedback)
 
     def _follow(self, span: Span) -> None:
         written = span.follow()
@@ -186,43 +263,23 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
     def _alike(self) -> dict[str, object]:
         return {**super()._alike(), **self._rule.alike()}
 
-    def _finish(self, pending: Iterable[SpanExchanges]) -> None:
-        for exchanges in pending:
-            span = exchanges.span
-            if not self._takes_part(span, span.step):  # begun before the ranks agreed
-                exchanges.cancel()
-            elif not exchanges.finish():
+    def _finish(self, begun: Iterable[SpanExchanges]) -> None:
+        for exchanges in begun:
+            self._wait_for(exchanges)
+            if not self._takes_part(exchanges.span, exchanges.span.step):  # begun before agreeing
+                exchanges.drop()
+            elif not exchanges.apply():
                 self._skip("the step is left out")
-            self.carried += exchanges.carried
-            self.waited_s += exchanges.waited_s
 
-    def _zero_residuals(self, exchanges: Collection[str]) -> None:
-        for name in list(self.feedback):
-            if name.partition("/")[0] in exchanges:
-                self.feedback[name].rescale(0.0)
+    def _wait_for(self, exchanges: SpanExchanges) -> None:
+        with self._waiting():
+            self.carried += exchanges.wait()
 
     # ---- layout and checks ----
 
     def _add(self, new: Sequence[IndexedParameter]) -> None:
-        self._use(self._spans + self._laid_out(new))
-        self._warn_if_all_small()
-
-    def _laid_out(self, parameters: Sequence[IndexedParameter]) -> list[Span]:
-        rule = self._rule
-        return lay_out(parameters, self._threshold, rule.states, self._span_bytes)
-
-    def _use(self, spans: list[Span]) -> None:
-        self._spans = spans
-        for span in spans:
-            span.rank, span.world_size = self._comm.rank, self._comm.world_size
-            span.group = self.param_groups[span.group_index]
-            for place in span.slices:
-                self.state[place.tensor] = {name: place.of(flat) for name, flat in span.kept()}
-        if self._overlap is not None:
-            self._overlap.watch(spans)
-
-    def _warn_if_all_small(self) -> None:
-        """Warns if all parameters are so small that a quantising codec is never used."""
+        states = self._rule.states
+        self._use([*self._spans, *lay_out(new, self._threshold, states, self._span_bytes)])
         wanted = [parse(one.compression) for one in self._rule.usual(self.steps + 1)]
         if any(codec.quantises for codec in wanted) and all(one.is_small for one in self._spans):
             warn_caller(
@@ -230,6 +287,18 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
                 f"{self._threshold} bytes: they travel at bf16. Give a lower threshold=, or "
                 "compression='bf16'"
             )
+
+    def _use(self, spans: list[Span]) -> None:
+        self._spans = spans
+        for span in spans:
+            span.rank, span.world_size = self._comm.rank, self._comm.world_size
+            span.group = self.param_groups[span.group_index]
+            for place in span.slices:
+                self.state[place.tensor] = {
+                    name: place.of(flat) for name, flat in span.kept().items()
+                }
+        if self._overlap is not None:
+            self._overlap.watch(spans)
 
     # ---- states ----
 
@@ -255,9 +324,6 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
             spans=saved.saved_layout(self._spans), rule=self._rule.saved(), feedback=feedback
         )
 
-    def _method(self) -> str:
-        return self._rule.method
-
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores what ``state_dict`` or ``gather_state_dict`` returned. Nothing is sent; each
         rank loads its own, or all load the same. Parameters that are not in it begin anew.
@@ -266,14 +332,14 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         another size. (With ``state_dict`` of another rank of as many, residuals start from zero,
         with a warning.)
         """
-        own = saved.require_method(state_dict, self._method())
+        own = saved.require_method(state_dict, self._method)
         feedback = FeedbackStore()
         feedback.load_state_dict(own["feedback"], self._comm, strict=False)
-        if self._overlap is not None:
-            self._overlap.cancel()
         spans = saved.read_spans(
             own["spans"], self._indexed(), self._rule.states, state_dict["state"]
         )
+        if self._overlap is not None:
+            self._overlap.cancel()
         self._load_common(state_dict, own)
         self._use(spans)
         self._rule.restore(own["rule"])

@@ -26,13 +26,13 @@ from typing import Any, ClassVar
 import torch
 from typing_extensions import Unpack
 
-from ...codecs import Compression
+from ...codecs import Compression, parse
 from ...communicator import Communicator
 from ..argument_checks import require, takes
 from ..sync.kept import Kept
+from .adam import Renewals
 from .arithmetic import blend_in, mask, power, root, square_in, with_decay
-from .checks import REMOVED, at_least, codec_name, require_adam
-from .freezing import Renewals
+from .checks import REMOVED, require_adam, require_at_least
 from .rule import Exchange, Rule
 from .span import Place, Span
 from .wire import WireOptimizer, WireSettings
@@ -86,12 +86,11 @@ class ZeroOneAdam(WireOptimizer):
             "local_step_scaler": local_step_scaler,
             "local_step_clipper": local_step_clipper,
         }
-        for name, value in paces.items():
-            require(f"{name} value", value, at_least(value, 1))
+        require_at_least(1, {f"{name} value": value for name, value in paces.items()})
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         renewals = Renewals(var_update_scaler, var_freeze_step)
         pace = _Pace(local_step_scaler, local_step_clipper)
-        codec, densely = codec_name(compression), codec_name(dense, "dense=")
+        codec, densely = parse(compression).name, parse(dense, "dense=").name
         rule = _ZeroOne(var_freeze_step, renewals, pace, codec, densely)
         fixed = {**paces, "compression": codec, "dense": densely}
         super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
@@ -156,16 +155,13 @@ class _ZeroOne(Rule):
         return self._movement if self._is_local else self._signs
 
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
-        if what != "movement":
-            out.copy_(span.gradient)
-            return
-        out.copy_(span.state["moved"])
-        if not any(span.present):
-            return
-        moment = span.state["exp_avg"].lerp(span.gradient, 1 - span.group["betas"][0])
-        steps = self._steps(span, moment, self._root(span))
-        for part, step in zip(span.views(out), steps, strict=True):
-            part.sub_(step)
+        moves = what == "movement"
+        out.copy_(span.state["moved"] if moves else span.gradient)
+        if moves and any(span.present):
+            moment = span.state["exp_avg"].lerp(span.gradient, 1 - span.group["betas"][0])
+            steps = self._steps(span, moment, self._root(span))
+            for part, step in zip(span.views(out), steps, strict=True):
+                part.sub_(step)
 
     def update(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
         if not self._is_local:
@@ -183,10 +179,10 @@ class _ZeroOne(Rule):
             self._rates[span.name] = self._rates.get(span.name, 0.0) + span.group["lr"]
         if "movement" in means:
             self._meet(span, means["movement"], root)
-            return
-        steps = self._steps(span, moment, root)
-        torch._foreach_sub_(span.parameters, steps)
-        torch._foreach_sub_(span.views(span.state["moved"]), steps)
+        else:
+            steps = self._steps(span, moment, root)
+            torch._foreach_sub_(span.parameters, steps)
+            torch._foreach_sub_(span.views(span.state["moved"]), steps)
 
     def _step_together(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
         beta1, beta2 = span.group["betas"]

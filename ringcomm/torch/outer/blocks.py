@@ -1,51 +1,76 @@
-"""Blocks: tensors of a model seen as one flat vector, beside the anchor of that vector.
+"""Blocks: tensors of a model that travel together, as one flat vector beside that vector's anchor.
 
     block | weight .......... 0 0 | bias .. 0 0 | weight ............ 0 |      align = 256
 
-Invariants: a block's tensors are on one device. The flat dtype is float32, or float64 if one of
-the tensors has it; integers are int64. Each tensor begins at a multiple of ``align`` elements, so
-that no two share a codec's block; the padding between them is zero, and remains zero in the anchor.
-On the wire the padding repeats a tensor's last elements, for a codec that scales by a mean. The
-anchor of a 16-bit model has full precision: deltas are taken from the anchor rounded to the model's
-dtype, so that rounding does not count as training.
+A fragment is the blocks with a common round: one of parameters, and with the last fragment those of
+the buffers. Parameters are cut by layers. A layer is a numbered part of the model ("blocks.3."),
+or, outside of those, all parameters with the same first name ("embedding."). Layer i belongs to
+fragment i mod P, so that each fragment has parts of all depths:
+
+    layers      embedding  blocks.0  blocks.1  blocks.2  blocks.3  head
+    fragment        0         1         0         1         0       1         P = 2
+
+Invariants: every trained parameter is in exactly one fragment; frozen ones are in none. The cut
+follows from names and their order alone, so it is the same on all ranks. A block's tensors are on
+one device. The flat dtype is float32, or float64 if one of the tensors has it; integers are int64.
+Each tensor begins at a multiple of ``align`` elements, so that no two share a codec's block; the
+padding between them is zero, and remains zero in the anchor. On the wire the padding repeats a
+tensor's last elements, for a codec that scales by a mean. The anchor of a 16-bit model has full
+precision: deltas are taken from the anchor rounded to the model's dtype, so that rounding does not
+count as training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterable, Sequence
 
 import torch
+from torch import nn
 
 from ...errors import ConfigError
 from ..sync.bucket import Bucket, Slice, laid_out
 from ..tensors import all_finite, tiles
+from ..wrapped import plain_name
+from .rules import MEAN, Memory, Rule
+from .wires import DenseWires, Wires
 
 Named = tuple[str, torch.Tensor]
 
 
 class Block(Bucket[Slice]):
-    """Some tensors of a model, and their anchor.
+    """Some tensors of a model, their anchor, and the rule and wire by which it moves.
 
     Args:
+        name: of the block in its model.
         tensors: by name, all floating or all integer.
-        align: number of elements at a multiple of which each tensor begins.
-        repeats: whether the codec scales a block by the mean of its elements.
+        rule: moves the anchor.
+        wires: make the block's wire, and say how tensors lie in it.
 
     Attributes:
         names: names of the tensors.
+        repeats: whether the codec scales a block by the mean of its elements.
         anchor: the flat anchor; at first a copy of the tensors.
+        memory: the rule's memory.
 
     Raises ConfigError for tensors on several devices, or of a kind that cannot be flattened.
     """
 
-    def __init__(self, tensors: Sequence[Named], align: int = 1, repeats: bool = False) -> None:
-        self.names = [name for name, _ in tensors]
-        self._repeats = repeats
+    def __init__(self, name: str, tensors: Sequence[Named], rule: Rule, wires: Wires) -> None:
+        self.name, self.rule, self.repeats = name, rule, wires.repeats
+        self.names = [own for own, _ in tensors]
         held = [tensor for _, tensor in tensors]
-        slices = [Slice(one, *at) for one, at in zip(held, laid_out(held, align), strict=True)]
+        at = laid_out(held, wires.align)
+        slices = [Slice(one, *place) for one, place in zip(held, at, strict=True)]
         super().__init__(slices, _dtype_of(tensors), _device_of(tensors))
-        self._is_rounded = any(tensor.dtype != self.dtype for tensor in held)
+        self.wire = wires.wire(name, self.count)
         self.anchor = self.local()
+        self.memory = rule.memory(self.anchor)
+
+    @property
+    def state(self) -> Memory:
+        """What a round moves: the anchor, by the name "", and the rule's memory."""
+        return {"": self.anchor, **self.memory}
 
     def named(self, flat: torch.Tensor) -> list[Named]:
         """Returns views of a flat tensor, with the names and shapes of the model's tensors."""
@@ -56,12 +81,6 @@ class Block(Bucket[Slice]):
         flat = self.empty() if out is None else out
         self.gather((one.tensor.detach() for one in self.slices), flat)
         return flat
-
-    def fill_padding(self, flat: torch.Tensor) -> None:
-        """Prepares a flat tensor for the wire: repeats values in the padding if the codec needs
-        it."""
-        if self._repeats:
-            super().fill_padding(flat)
 
     @property
     def is_finite(self) -> bool:
@@ -83,22 +102,52 @@ class Block(Bucket[Slice]):
     ) -> tuple[torch.Tensor, bool]:
         """Returns the anchor less the local weights, in a new tensor or ``out``, and whether all of
         it is finite. Where the two are equal it is zero, even if they are infinite."""
-        base = self._rounded_anchor()
+        base = self.anchor
+        if any(one.tensor.dtype != self.dtype for one in self.slices):
+            base = base.clone()
+            for one in self.slices:
+                one.of(base).copy_(one.of(base).to(one.tensor.dtype))
         delta = torch.sub(base, local, out=out)
         if all_finite(delta):
             return delta, True
         delta.masked_fill_(base == local, 0)
         return delta, all_finite(delta)
 
-    def _rounded_anchor(self) -> torch.Tensor:
-        """Returns the anchor rounded to the model's dtypes."""
-        if not self._is_rounded:
-            return self.anchor
-        held = self.anchor.clone()
-        for one in self.slices:
-            part = one.of(held)
-            part.copy_(part.to(one.tensor.dtype))
-        return held
+    def next_state(self, mean: torch.Tensor, scratch: Scratch, at: int) -> Memory:
+        """Computes the state after a round with this mean delta, in other tensors than those in
+        use."""
+        own = self.state
+        after = {slot: scratch.like(f"{slot} {at}", tensor) for slot, tensor in own.items()}
+        for *pieces, moves in tiles(*own.values(), *after.values(), mean):
+            then = dict(zip(own, pieces[len(own) :], strict=True))
+            for piece, tensor in zip(pieces, then.values(), strict=False):
+                tensor.copy_(piece)
+            self.rule.step(then.pop(""), moves.clone(), then)
+        return after
+
+    def adopt(self, state: Memory, scratch: Scratch, at: int) -> None:
+        """Makes a computed state the present one."""
+        for slot, tensor in self.state.items():
+            scratch.keep(f"{slot} {at}", tensor)
+        self.anchor, self.memory = state.pop(""), state
+
+
+@dataclasses.dataclass
+class Fragment:
+    """Blocks with a common round.
+
+    Attributes:
+        iterations: number of this rank's iterations since their last round.
+    """
+
+    blocks: list[Block]
+    iterations: int = 0
+
+    def give_up(self) -> None:
+        """Sets the weights to the anchor, and drops the training since the last round."""
+        self.iterations = 0
+        for block in self.blocks:
+            block.scatter(block.anchor)
 
 
 class Scratch:
@@ -154,3 +203,67 @@ def _dtype_of(tensors: Sequence[Named]) -> torch.dtype:
     if dtypes and not any(dtype.is_floating_point for dtype in dtypes):
         return torch.int64
     return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+# ---- the cut ----
+
+
+def trained_of(model: nn.Module) -> list[Named]:
+    """Returns the parameters that are trained, by name. Raises ConfigError if there are none."""
+    found: list[Named] = [
+        (plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad
+    ]
+    if not found:
+        raise ConfigError("OuterStep: the model has no parameter that is trained")
+    return found
+
+
+def buffers_of(model: nn.Module) -> tuple[list[Named], list[Named]]:
+    """Returns the buffers, by name: the floating ones, and the integers. bool buffers are left out:
+    they are masks, not results of training."""
+    named = [(plain_name(name), buffer) for name, buffer in model.named_buffers()]
+    floating = [(name, one) for name, one in named if one.is_floating_point()]
+    whole = [
+        (name, one)
+        for name, one in named
+        if not (one.is_floating_point() or one.is_complex() or one.dtype == torch.bool)
+    ]
+    return floating, whole
+
+
+def cut(parameters: Iterable[Named], count: int) -> list[list[Named]]:
+    """Cuts the parameters into ``count`` fragments. If there are fewer layers than that, each
+    parameter counts as a layer.
+
+    Raises ConfigError if there are fewer parameters than fragments.
+    """
+    named = list(parameters)
+    layers: dict[str, list[Named]] = {}
+    for name, parameter in named:
+        layers.setdefault(_layer_of(name), []).append((name, parameter))
+    units = list(layers.values())
+    if len(units) < count:
+        units = [[one] for one in named]
+    if len(units) < count:
+        raise ConfigError(f"Invalid fragments: {count}; the model has {len(units)} parameters")
+    return [[one for unit in units[first::count] for one in unit] for first in range(count)]
+
+
+def _layer_of(name: str) -> str:
+    words = name.split(".")
+    for number, word in enumerate(words):
+        if word.isdigit():
+            return ".".join(words[: number + 1])
+    return words[0]
+
+
+def fragments_of(model: nn.Module, count: int, rule: Rule, wires: Wires) -> list[Fragment]:
+    """Returns the model's fragments. The last one has the buffers, too, which become their exact
+    mean; integer buffers become the largest of any rank."""
+    parts = enumerate(cut(trained_of(model), count))
+    fragments = [Fragment([Block(f"fragment {at}", named, rule, wires)]) for at, named in parts]
+    floating, whole = buffers_of(model)
+    for name, named, op in (("buffers", floating, "avg"), ("counters", whole, "min")):
+        if named:
+            fragments[-1].blocks.append(Block(name, named, MEAN(), DenseWires(None, None, op)))
+    return fragments

@@ -60,7 +60,7 @@ class OuterReport:
 
 
 class Stopwatch:
-    """Measures training time and own time of this rank."""
+    """Measures training, waiting and own time of this rank."""
 
     def __init__(self, report: OuterReport) -> None:
         self._report = report
@@ -84,3 +84,12 @@ class Stopwatch:
             waited = self._report.waited_s - waited_before
             self._report.own_s += max(0.0, now - entered - waited)
             self._since = now
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts time as waiting for others."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._report.waited_s += time.perf_counter() - began

@@ -2,7 +2,7 @@
 
     iterations   0 ......... 15 .. 17 ..... 30 .. 32 ..... 45      every 30, 2 fragments, delay 2
                              |      |        |     |
-                         send 0  apply 0  send 1  apply 1
+                         send 0  apply 0  send 1  apply 1          every None: only a flush
 
 A flush brings all ranks to the anchor. A rank that flushes sets a flag in its header. As long as
 some rank does not flush, as it counts iterations differently or trains longer, the flushing ranks
@@ -13,7 +13,11 @@ Between a send and its application a thread of this object runs the round, while
 continues training: it takes the deltas, sends and receives, and computes the next anchor. With a
 delay of 0, and in a flush, the caller's thread does this.
 
-Invariants: one round at a time. The number of a round determines its fragment, on all ranks. Ranks
+Peers decide on the members of rounds: a ringcomm.membership.Membership, or FixedPeers.
+
+Invariants: one round at a time. The number of a round determines its fragment, on all ranks. A pace
+counts its own rounds, not those that a flush adds, so a flush does not shift later rounds. Between
+``begin_round`` and the next one the peers' communicator connects exactly the round's members. Ranks
 that were away, or are behind, are given the state and send zeros in that round. Only one thread at
 a time uses the peers and their communicator: the caller's does so when no round is on its way. The
 caller's thread raises errors of the other one, and begins failed rounds anew.
@@ -22,37 +26,114 @@ caller's thread raises errors of the other one, and begins failed rounds anew.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import NoReturn
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from ... import membership
 from ...communicator import Communicator
-from ...errors import RingcommError
+from ...errors import ConfigError, PeerLostError, RingcommError
+from ..argument_checks import require_whole
 from ..guards import IdenticalDataWarning
 from ..streams import side_streams, to_its_end
+from ..sync.kept import Kept
 from ..worker import Worker
-from .blocks import Scratch
-from .peers import Change, FixedPeers, Peers
+from .blocks import Block, Fragment, Scratch
 from .report import OuterReport, Stopwatch
-from .round import Fragment, Round
-from .round_messages import Header, Headers, Hello, Hellos
-from .schedule import Pace
+from .round import Header, Hello, Hellos, Round
 
 _log = logging.getLogger("ringcomm")
 
 _SCALARS = 1024  # bytes of the message with a state's scalars
+_REMEDY = "OuterStep(comm=Membership()) goes on without a rank that is lost: docs/LOSING_A_RANK.md"
 
 
-class Rounds:
+class Pace(Kept):
+    """A round of each fragment every so many iterations; fragments take turns.
+
+    Args:
+        every: iterations between two rounds of one fragment; None: no round but those of a flush.
+        fragments: number of fragments.
+
+    Attributes:
+        every: as given.
+
+    Raises ConfigError unless ``every`` is None or an integer of at least 1, or if there are more
+    fragments than iterations, or several and no rounds: they could not be staggered.
+    """
+
+    def __init__(self, every: int | None, fragments: int = 1) -> None:
+        if isinstance(every, str):
+            raise ConfigError(
+                f"Invalid every: {every!r}; give a number of iterations, or None for one exchange "
+                'at the end, by flush() or by leaving the "with"'
+            )
+        self.every = every if every is None else require_whole("every", every, 1)
+        if fragments > (1 if every is None else every):
+            most = "one exchange, of everything" if every is None else "at most that many"
+            raise ConfigError(f"Invalid fragments: {fragments}; with every={every} there is {most}")
+        self._fragments = fragments
+        self._begin = 0  # iteration at which the present turn of all fragments began
+        self._rounds = 0
+        self.kept = () if every is None else ("_begin", "_rounds")
+
+    def is_due(self, iteration: int) -> bool:
+        """Returns whether a round is due after that many iterations."""
+        if self.every is None:
+            return False
+        return iteration >= self._begin + (self._rounds + 1) * self.every // self._fragments
+
+    def advance(self) -> None:
+        """Notes that a round was entered."""
+        if self.every is None:
+            return
+        self._rounds += 1
+        if self._rounds == self._fragments:
+            self._begin, self._rounds = self._begin + self.every, 0
+
+    def __repr__(self) -> str:
+        return f"Pace({self.every})"
+
+
+class NoChange:
+    """Change between two rounds of peers that never change."""
+
+    left: tuple[int, ...] = ()
+    joined: tuple[int, ...] = ()
+
+
+class FixedPeers:
+    """Makes all ranks of a communicator the members of every round; a failure is final."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self.comm, self.members = comm, tuple(range(comm.world_size))
+
+    def begin_round(self, number: int, token: bytes = b"") -> NoChange:
+        """Returns at once."""
+        return NoChange()
+
+    def end_round(self) -> None:
+        """Does nothing: a failure is final, so no rank needs to know that the others have
+        succeeded."""
+
+    def lost(self, error: RingcommError) -> NoReturn:
+        """Raises the error; if a peer was lost, its text names Membership."""
+        if isinstance(error, PeerLostError) and _REMEDY not in str(error):  # it may be raised twice
+            error.args = (f"{error}. {_REMEDY}",)
+        raise error
+
+
+Peers = FixedPeers | membership.Membership
+
+
+class Rounds(Kept):
     """The rounds of one rank.
 
     Args:
@@ -65,11 +146,17 @@ class Rounds:
         on_dropped: called when this rank's deltas did not count, as its weights were not finite.
 
     Attributes:
+        peers: members of the rounds, from ``start`` on.
+        delay: as given.
+        scratch: memory that rounds share.
         iteration: iterations made by this rank, added to those of the state that it began from.
         number: number of the next round.
         current: the round on its way, if any.
         has_state: whether it has loaded a state, or taken part in a round.
+        kept: what a rank that is given the state takes, beside the blocks' states; no checkpoint.
     """
+
+    kept = ("iteration", "number", "_entered", "pace")
 
     def __init__(
         self,
@@ -87,20 +174,19 @@ class Rounds:
         self.has_state = False
         self.report = OuterReport()
         self.watch = Stopwatch(self.report)
-        self._delay, self._setup, self._timeout = delay, b"", timeout
+        self.delay, self._setup, self._timeout = delay, b"", timeout
         self._digest, self._on_away, self._on_dropped = digest, on_away, on_dropped
-        self._peers: Peers | None = None
+        self.peers: Peers
         self._entered = 0
-        self._scratch = Scratch()
+        self.scratch = Scratch()
         self._is_checked = False
         self._worker = Worker("ringcomm outer step")
         self._job: Future[None] | None = None
 
     @property
-    def peers(self) -> Peers:
-        """Members of the rounds."""
-        assert self._peers is not None
-        return self._peers
+    def blocks(self) -> list[Block]:
+        """Blocks of all fragments."""
+        return [block for fragment in self.fragments for block in fragment.blocks]
 
     @property
     def unsent(self) -> int:
@@ -108,9 +194,14 @@ class Rounds:
         return max(fragment.iterations for fragment in self.fragments)
 
     @property
-    def comm(self) -> Communicator:
-        """Communicator of the latest round."""
-        return self.peers.comm
+    def rank(self) -> int:
+        """This rank's number among those of the job."""
+        return self.peers.members[self.peers.comm.rank]
+
+    @property
+    def fragment(self) -> Fragment:
+        """Fragment of the next round."""
+        return self.fragments[self.number % len(self.fragments)]
 
     # ---- training ----
 
@@ -121,17 +212,16 @@ class Rounds:
         Args:
             setup: digest of all settings that must be the same on all ranks.
         """
-        self._peers, self._setup = peers, setup
+        self.peers, self._setup = peers, setup
+        if not self.has_state:  # the weights may have been loaded since the anchor was made
+            for block in self.blocks:
+                block.local(block.anchor)
         hellos = self._form_round(is_starting=True)
-        if not hellos.all_start:
+        if not all(row.is_starting for row in hellos.rows):
             self._launch(is_ending=False)
             self.finish_round()
         self.has_state = True
         return hellos
-
-    def use(self, peers: Peers) -> None:
-        """Uses other peers, of the same ranks, from the next round on."""
-        self._peers = peers
 
     def stop(self, own: Communicator | None) -> None:
         """Ends the thread, and closes the communicator that it uses; after a round that is on its
@@ -156,22 +246,22 @@ class Rounds:
             self.pace.advance()
             self._form_round()
             self._launch(is_ending=False)
-            if not self._delay:
+            if not self.delay:
                 self.finish_round()
 
     def finish_round(self) -> None:
         """Waits for the round on its way, if there is one, and applies it."""
+        self.wait_for_round()
         if self.current is None:
             return
-        self._complete()
         current, self.current = self.current, None
         current.apply()
         if current.is_dropped:
             for fragment in self.fragments:
-                if not fragment.is_finite:
+                if not all(block.is_finite for block in fragment.blocks):
                     fragment.give_up()
         self.number += 1
-        self._note(current, current.outcome.headers)
+        self._note(current)
 
     def flush(self) -> None:
         """Applies the round on its way, and exchanges all unsent training, until all ranks
@@ -180,9 +270,9 @@ class Rounds:
         while True:
             self._form_round()
             self._launch(is_ending=True)
-            self._complete()
+            self.wait_for_round()
             assert self.current is not None
-            headers = self.current.outcome.headers
+            headers = self.current.headers
             assert headers is not None
             if headers.is_over:
                 self.current = None
@@ -192,152 +282,21 @@ class Rounds:
             self.finish_round()
 
     def wait_for_round(self) -> None:
-        """Waits for the round on its way without applying it."""
-        if self.current is not None:
-            self._complete()
-
-    def drop_round(self) -> None:
-        """Waits for the round on its way, and drops its result: weights, anchor and all that
-        belongs to them are replaced."""
-        self.wait_for_round()
-        self.current = None
-
-    # ---- a round ----
-
-    @property
-    def _fragment(self) -> Fragment:
-        return self.fragments[self.number % len(self.fragments)]
-
-    def _form_round(self, *, is_starting: bool = False) -> Hellos:
-        """Enters a round, and gives the state to ranks that need it."""
-        with self._waiting():
-            self._entered += 1
-            return self._retry_until_formed(
-                self.peers.begin_round(self._entered, self._setup), is_starting
-            )
-
-    def _retry_until_formed(self, one: Change, is_starting: bool) -> Hellos:
-        while True:
-            self.report.left += one.left
-            self.report.joined += one.joined
+        """Waits for the round on its way, if there is one, without applying it. If a peer was lost,
+        repeats it with the same deltas."""
+        while self.current is not None:
             try:
-                return self._exchange_hellos(one, is_starting)
-            except RingcommError as error:
-                one = self.peers.lost(error)
-
-    def _exchange_hellos(self, one: Change, is_starting: bool) -> Hellos:
-        place = dist.get_rank() if dist.is_initialized() else -1
-        # One who joins may have made as many rounds as the others, apart from them.
-        has_state = self.has_state and self.peers.members[self.comm.rank] not in one.joined
-        hello = Hello(is_starting, has_state, self.number, place, self._setup)
-        if isinstance(self.peers, FixedPeers) and not is_starting:
-            return Hellos([hello] * self.comm.world_size, self.comm.rank)
-        hellos = hello.exchanged(self.comm, self._timeout)
-        if any(hellos.needs_state):
-            self.finish_round()  # a restored one, of which those that need the state know nothing
-            self._share_state(hellos)
-        return hellos
-
-    def _share_state(self, hellos: Hellos) -> None:
-        """Broadcasts the leader's state to the ranks that need it."""
-        adopts = hellos.own_need and hellos.leader != self.comm.rank
-        leads = hellos.leader == self.comm.rank
-        for fragment in self.fragments:
-            for unit in fragment.units:
-                for tensor in (unit.block.anchor, *unit.memory.values()):
-                    own = tensor if adopts or leads else tensor.clone()
-                    self.comm.broadcast(own, hellos.leader, timeout=self._timeout)
-        scalars = {
-            "iteration": self.iteration,
-            "number": self.number,
-            "entered": self._entered,
-            "pace": self.pace.saved(),
-        }
-        packed = np.frombuffer(json.dumps(scalars).encode().ljust(_SCALARS), np.uint8).copy()
-        self.comm.broadcast(packed, hellos.leader, timeout=self._timeout)
-        if adopts:
-            self._adopt(json.loads(packed.tobytes()))
-
-    def _adopt(self, scalars: dict[str, Any]) -> None:
-        self.iteration, self.number = scalars["iteration"], scalars["number"]
-        self._entered = scalars["entered"]
-        self.pace.restore(scalars["pace"])
-        for fragment in self.fragments:
-            fragment.give_up()
-        self._on_away()
-
-    def _launch(self, *, is_ending: bool) -> None:
-        """Starts this rank's part of the round that was entered."""
-        fragment = self._fragment
-        self.current = Round(
-            fragment,
-            self.iteration + self._delay,
-            self._header(is_ending),
-            self._scratch,
-            is_delayed=self._delay > 0 and not is_ending,
-            keeps=not isinstance(self.peers, FixedPeers),
-        )
-        fragment.iterations = 0
-        self._begin(self.current)
-
-    def _header(self, is_ending: bool) -> Header:
-        return Header(
-            is_ending=is_ending,
-            has_unsent=self.unsent > 0,
-            is_dropped=False,
-            counts=self._fragment.iterations > 0,
-            data=self._digest(),
-        )
-
-    def _begin(self, current: Round) -> None:
-        """Hands a delayed round to the other thread."""
-        if current.is_delayed:
-            streams = side_streams(current.fragment.devices)
-            job = functools.partial(self._run_in_thread, current, self.peers, streams)
-            self._job = self._worker.submit(job)
-
-    def _run_in_thread(self, current: Round, peers: Peers, streams: Sequence[Any]) -> None:
-        """Runs a round in the other thread, with its peers."""
-        with torch.no_grad(), to_its_end(streams):
-            self._run_round(current, peers)
-
-    def _run_round(self, current: Round, peers: Peers) -> None:
-        current.prepare()
-        with contextlib.nullcontext() if current.is_delayed else self._waiting():
-            current.travel(peers.comm, self._timeout)
-            peers.end_round()
-        current.close()
-
-    def _join(self, current: Round) -> None:
-        """Returns when the round is over. Raises its error."""
-        if not current.is_delayed:
-            self._run_round(current, self.peers)
-            return
-        assert self._job is not None
-        with self._waiting():
-            self._job.result()
-
-    @property
-    def _has_failed(self) -> bool:
-        """Whether the round has failed, and there are no peers to repeat it with."""
-        error = self._job.exception() if self._job is not None and self._job.done() else None
-        is_final = isinstance(self.peers, FixedPeers) or not isinstance(error, RingcommError)
-        return error is not None and is_final
-
-    def _complete(self) -> None:
-        """Waits for the round; if a peer was lost, repeats it with the same deltas."""
-        while True:
-            assert self.current is not None
-            try:
-                if not self.current.is_over:
-                    self._join(self.current)
+                if self._job is not None:
+                    with self.watch.waiting():
+                        self._job.result()
+                elif not self.current.is_over:
+                    self._run_round(self.current, self.peers)
                 self._job = None
                 return
             except RingcommError as error:
                 failed, self.current, self._job = self.current, None, None
                 failed.undo()
-                with self._waiting():
-                    hellos = self._retry_until_formed(self.peers.lost(error), is_starting=False)
+                hellos = self._form_round(error)
                 self.current = failed
             except BaseException:  # even an interrupt: the round cannot be used any more
                 self.current = self._job = None
@@ -348,14 +307,122 @@ class Rounds:
             else:
                 self._begin(failed)
 
-    def _note(self, current: Round, headers: Headers | None) -> None:
+    # ---- a round ----
+
+    def _form_round(
+        self, error: RingcommError | None = None, *, is_starting: bool = False
+    ) -> Hellos:
+        """Enters a round; or, given the error by which it has failed, the same one anew. Gives the
+        state to ranks that need it."""
+        if error is None:
+            self._entered += 1
+        with self.watch.waiting():
+            change = (
+                self.peers.begin_round(self._entered, self._setup)
+                if error is None
+                else self.peers.lost(error)
+            )
+            while True:
+                self.report.left += change.left
+                self.report.joined += change.joined
+                try:
+                    return self._exchange_hellos(self.rank in change.joined, is_starting)
+                except RingcommError as again:
+                    change = self.peers.lost(again)
+
+    def _exchange_hellos(self, joins: bool, is_starting: bool) -> Hellos:
+        place = dist.get_rank() if dist.is_initialized() else -1
+        comm = self.peers.comm
+        # One who joins may have made as many rounds as the others, apart from them.
+        has_state = self.has_state and not joins
+        hello = Hello(is_starting, has_state, self.number, place, self._setup)
+        if isinstance(self.peers, FixedPeers) and not is_starting:
+            return Hellos([hello] * comm.world_size, comm.rank)
+        hellos = Hellos(Hello.rows(hello.gathered(comm, self._timeout)), comm.rank)
+        if any(hellos.needs_state):
+            self.finish_round()  # a restored one, of which those that need the state know nothing
+            self._share_state(hellos)
+        return hellos
+
+    def _share_state(self, hellos: Hellos) -> None:
+        """Broadcasts the leader's state to the ranks that need it."""
+        comm = self.peers.comm
+        leads = hellos.leader == comm.rank
+        adopts = hellos.own_need and not leads
+        for block in self.blocks:
+            for tensor in block.state.values():
+                own = tensor if adopts or leads else tensor.clone()
+                comm.broadcast(own, hellos.leader, timeout=self._timeout)
+        scalars = json.dumps(self.saved()).encode().ljust(_SCALARS)
+        packed = np.frombuffer(scalars, np.uint8).copy()
+        comm.broadcast(packed, hellos.leader, timeout=self._timeout)
+        if adopts:
+            self.restore(json.loads(packed.tobytes()))
+            for fragment in self.fragments:
+                fragment.give_up()
+            self._on_away()
+
+    def _launch(self, *, is_ending: bool) -> None:
+        """Starts this rank's part of the round that was entered."""
+        fragment = self.fragment
+        blocks = enumerate(fragment.blocks)
+        self.current = Round(
+            fragment,
+            self.iteration + self.delay,
+            self.header(is_ending),
+            [block.local(self.scratch.take(f"local {at}", block)) for at, block in blocks],
+            self.scratch,
+            is_delayed=self.delay > 0 and not is_ending,
+            keeps=not isinstance(self.peers, FixedPeers),
+        )
+        fragment.iterations = 0
+        self._begin(self.current)
+
+    def header(self, is_ending: bool) -> Header:
+        """Returns this rank's header of the next round."""
+        return Header(
+            is_ending=is_ending,
+            has_unsent=self.unsent > 0,
+            is_dropped=False,
+            counts=self.fragment.iterations > 0,
+            data=self._digest(),
+        )
+
+    def _begin(self, current: Round) -> None:
+        """Hands a delayed round to the other thread."""
+        if current.is_delayed:
+            peers, streams = self.peers, side_streams({b.device for b in current.fragment.blocks})
+
+            def job() -> None:
+                with torch.no_grad(), to_its_end(streams):
+                    self._run_round(current, peers)
+
+            self._job = self._worker.submit(job)
+
+    def _run_round(self, current: Round, peers: Peers) -> None:
+        """Runs a round with its peers; a delayed one in the other thread."""
+        current.prepare()
+        with contextlib.nullcontext() if current.is_delayed else self.watch.waiting():
+            current.travel(peers.comm, self._timeout)
+            peers.end_round()
+        current.close()
+
+    @property
+    def _has_failed(self) -> bool:
+        """Whether the round has failed, and there are no peers to repeat it with."""
+        error = self._job.exception() if self._job is not None and self._job.done() else None
+        is_final = isinstance(self.peers, FixedPeers) or not isinstance(error, RingcommError)
+        return error is not None and is_final
+
+    def _note(self, current: Round) -> None:
         """Counts a finished round, and warns of what its headers show."""
         if current.is_dropped:
             self.report.dropped += 1
             self._on_dropped()
         self.report.rounds += 1
-        self.report.sent_bytes += current.sent_bytes
-        self.report.payload_bytes += current.fragment.nbytes
+        self.report.sent_bytes += sum(sent.sent_bytes for sent in current.sent)
+        self.report.payload_bytes += sum(block.anchor.nbytes for block in current.fragment.blocks)
+        headers, members = current.headers, self.peers.members
         if headers is None:
             return
         if headers.dropped:
@@ -363,28 +430,16 @@ class Rounds:
                 "outer step: round %d was without the deltas of ranks %s, whose weights "
                 "were not finite",
                 self.number - 1,
-                [self.peers.members[rank] for rank in headers.dropped],
+                [members[rank] for rank in headers.dropped],
             )
-        if not self._is_checked:
-            self._is_checked = True
-            _warn_of(headers.same_data(), self.peers.members)
-
-    @contextlib.contextmanager
-    def _waiting(self) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.report.waited_s += time.perf_counter() - began
-
-
-def _warn_of(pairs: list[tuple[int, int]], members: tuple[int, ...]) -> None:
-    if pairs:
-        first, second = (members[rank] for rank in pairs[0])
-        warnings.warn(
-            f"ranks {first} and {second} have trained on the same first batch: ranks that train on "
-            "the same data are of no use to each other. Give each rank its own share, as by a "
-            "torch.utils.data.DistributedSampler, or shuffle by a seed that has the rank in it",
-            IdenticalDataWarning,
-            stacklevel=2,
-        )
+        same = None if self._is_checked else headers.same_data()
+        self._is_checked = True
+        if same is not None:
+            warnings.warn(
+                f"ranks {members[same[0]]} and {members[same[1]]} have trained on the same first "
+                "batch: ranks that train on the same data are of no use to each other. Give each "
+                "rank its own share, as by a torch.utils.data.DistributedSampler, or shuffle by a "
+                "seed that has the rank in it",
+                IdenticalDataWarning,
+                stacklevel=2,
+            )

@@ -15,9 +15,8 @@ from ...communicator import Communicator
 from ...errors import ConfigError
 from ...membership import Membership
 from ..argument_checks import require_number, require_whole, takes
-from .peers import FixedPeers, Peers
+from .rounds import FixedPeers, Pace, Peers
 from .rules import Rule, Sparse, rule_of
-from .schedule import Pace
 from .wires import DenseWires, SparseWires, Wires
 
 
@@ -103,7 +102,7 @@ def _wires(
     return SparseWires(rule)
 
 
-def _peers(comm: Communicator | Peers | None) -> Peers | None:
+def _peers(comm: Communicator | Membership | None) -> Peers | None:
     if isinstance(comm, Communicator):
         return FixedPeers(comm)
     able = not isinstance(comm, type) and callable(getattr(comm, "begin_round", None))

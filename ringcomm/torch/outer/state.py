@@ -12,7 +12,7 @@ nothing, except if a wire's own state is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from ...communicator import Communicator
 from ...errors import ConfigError
 from ...exact import is_own, place_of
 from ..exchange import CommExchange
-from .round import Outcome, Round, Unit
+from .round import Round
 from .rounds import Rounds
 from .wires import Wires
 
@@ -33,16 +33,16 @@ _KEYS = {"outer", "fragments", "anchor", "memory", "wires", "iteration", "number
 def saved(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dict[str, Any]:
     """Returns this rank's own state, or the gathered one, which is a collective. The result of a
     round on its way must have come."""
-    anchor: dict[str, torch.Tensor] = {}
-    memory: dict[str, dict[str, torch.Tensor]] = {}
-    number = core.number
-    for unit, at, kept in _anchors(core, is_applied=not own):
-        anchor.update((name, part.clone()) for name, part in unit.block.named(at))
-        for slot, tensor in kept.items():
-            parts = unit.block.named(tensor)
-            memory.setdefault(slot, {}).update((name, part.clone()) for name, part in parts)
-    if core.current is not None and not own:
-        number += 1
+    kept: dict[str, dict[str, torch.Tensor]] = {"": {}}
+    applied = None if own else core.current
+    for fragment in core.fragments:
+        states = [block.state for block in fragment.blocks]
+        if applied is not None and applied.fragment is fragment and applied.is_moving:
+            states = applied.next_states
+        for block, here in zip(fragment.blocks, states, strict=True):
+            for slot, tensor in here.items():
+                parts = kept.setdefault(slot, {})
+                parts.update((name, part.clone()) for name, part in block.named(tensor))
     counted = {"iteration": core.iteration, "pace": core.pace.saved()}
     if not own:  # ranks may count differently
         counted = CommExchange(comm).shared(counted)
@@ -51,10 +51,10 @@ def saved(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dict[
         "method": _METHOD,
         "outer": _rule_of(core),
         **counted,
-        "number": number,
+        "number": core.number + (applied is not None),
         "fragments": len(core.fragments),
-        "anchor": anchor,
-        "memory": memory,
+        "anchor": kept.pop(""),
+        "memory": kept,
         "wires": wires.saved(comm, own=own),
     }
     if own:
@@ -66,35 +66,15 @@ def saved(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dict[
     return state
 
 
-def _anchors(
-    core: Rounds, *, is_applied: bool
-) -> Iterator[tuple[Unit, torch.Tensor, dict[str, torch.Tensor]]]:
-    """Yields each unit with its anchor and memory: the present ones, or those after the round on
-    its way."""
-    current = core.current if is_applied else None
-    for fragment in core.fragments:
-        for at, unit in enumerate(fragment.units):
-            if current is None or current.fragment is not fragment:
-                yield unit, unit.block.anchor, unit.memory
-                continue
-            anchor = unit.block.anchor.clone()
-            memory = {slot: tensor.clone() for slot, tensor in unit.memory.items()}
-            outcome = current.outcome
-            if outcome.is_moving:
-                unit.rule.step(anchor, outcome.means[at].clone(), memory)
-            yield unit, anchor, memory
-
-
 def _round_state(current: Round | None) -> dict[str, Any] | None:
     if current is None:
         return None
-    outcome = current.outcome
     return {
         "due": current.due,
-        "is_moving": outcome.is_moving,
+        "is_moving": current.is_moving,
         "is_dropped": current.is_dropped,
-        "means": [mean.clone() for mean in outcome.means],
-        "at_send": None if current.at_send is None else [one.clone() for one in current.at_send],
+        "means": [mean.clone() for mean in current.means],
+        "at_send": [one.clone() for one in current.local] or None,
     }
 
 
@@ -106,19 +86,21 @@ def restore(core: Rounds, wires: Wires, comm: Communicator, state: Mapping[str, 
     own = exact is not None and is_own(
         {"exact": {name: exact[name] for name in place if name in exact}}, place, "OuterStep"
     )
-    core.drop_round()
+    core.wait_for_round()
     if own or exact is None:
         wires.restore(state["wires"], comm)
     else:
         wires.reset_residuals()
+    core.current = None
     for fragment in core.fragments:
         fragment.iterations = 0
-        for unit in fragment.units:
-            _fill(unit, unit.block.anchor, state["anchor"])
-            for slot, tensor in unit.memory.items():
-                _fill(unit, tensor, state["memory"][slot])
+        for block in fragment.blocks:
+            for slot, tensor in block.state.items():
+                parts = state["memory"][slot] if slot else state["anchor"]
+                for name, part in block.named(tensor):
+                    part.copy_(parts[name])
             if not own:
-                unit.set_weights(None)
+                block.scatter(block.anchor)
     core.iteration, core.number = int(state["iteration"]), int(state["number"])
     core.has_state = True
     core.pace.restore(state["pace"])
@@ -136,28 +118,26 @@ def _load_exact(core: Rounds, exact: Mapping[str, Any], *, own: bool) -> None:
             fragment.iterations = int(iterations)
     saved = exact["flight"]  # as it was called when the format was made
     if saved is not None:
-        fragment = core.fragments[core.number % len(core.fragments)]
-        outcome = Outcome([mean.clone() for mean in saved["means"]], saved["is_moving"], None)
-        at_send = saved["at_send"] if own else None
-        core.current = Round.restored(
-            fragment,
-            saved["due"],
-            None if at_send is None else [one.clone() for one in at_send],
-            outcome,
-            saved["is_dropped"] and own,
+        anchors = [block.anchor for block in core.fragment.blocks]
+        means, local = (
+            [flat.to(anchor, copy=True) for flat, anchor in zip(flats, anchors, strict=False)]
+            for flats in (saved["means"], (saved["at_send"] or ()) if own else ())
         )
-
-
-def _fill(unit: Unit, flat: torch.Tensor, parts: Mapping[str, torch.Tensor]) -> None:
-    for name, part in unit.block.named(flat):
-        part.copy_(parts[name])
+        header = core.header(is_ending=False)  # which is not sent any more
+        current = Round(
+            core.fragment, saved["due"], header, local, core.scratch, is_delayed=True, keeps=False
+        )
+        current.means = means
+        current.is_moving, current.is_dropped = saved["is_moving"], saved["is_dropped"] and own
+        current.close()
+        core.current = current
 
 
 def _rule_of(core: Rounds) -> str:
     """Returns the rule's name in a state: Nesterov without momentum is the mean."""
-    unit = core.fragments[0].units[0]
-    name = type(unit.rule).__name__
-    return "Mean" if name == "Nesterov" and not unit.memory else name
+    block = core.fragments[0].blocks[0]
+    name = type(block.rule).__name__
+    return "Mean" if name == "Nesterov" and not block.memory else name
 
 
 def _require_fit(core: Rounds, state: object) -> None:
@@ -183,9 +163,8 @@ def _require_fit(core: Rounds, state: object) -> None:
             )
     shapes = {
         name: tuple(one.tensor.shape)
-        for fragment in core.fragments
-        for unit in fragment.units
-        for name, one in zip(unit.block.names, unit.block.slices, strict=True)
+        for block in core.blocks
+        for name, one in zip(block.names, block.slices, strict=True)
     }
     saved = {name: tuple(tensor.shape) for name, tensor in state["anchor"].items()}
     since = sorted(shapes.keys() - saved.keys())
@@ -198,3 +177,24 @@ def _require_fit(core: Rounds, state: object) -> None:
     if shapes != saved:
         wrong = sorted(set(shapes.items()) ^ set(saved.items()))[0][0]
         raise ConfigError(f"the state is of another model: they differ in {wrong!r}")
+    _require_whole(core, state)
+
+
+def _require_whole(core: Rounds, state: Mapping[str, Any]) -> None:
+    """Raises ConfigError if the rules' memory or a round on its way does not fit the blocks."""
+    for block in core.blocks:
+        for slot, tensor in block.memory.items():
+            there = state["memory"].get(slot, {})
+            for name, part in block.named(tensor):
+                if name not in there or there[name].shape != part.shape:
+                    raise ConfigError(f"the state lacks the {slot} of {name!r}")
+    exact = state.get("exact") or {}
+    flight = exact.get("flight")
+    if flight is not None:
+        blocks = core.fragments[int(state["number"]) % len(core.fragments)].blocks
+        counts = [(block.count,) for block in blocks]
+        means, at_send = (
+            [tuple(flat.shape) for flat in flight[key] or ()] for key in ("means", "at_send")
+        )
+        if ((means or flight["is_moving"]) and means != counts) or at_send not in ([], counts):
+            raise ConfigError("the state's round on its way is of another model")

@@ -8,13 +8,12 @@
         with outer.anchor():
             evaluate(model)
 
-It consists of parts that do not depend on each other:
+It consists of these parts:
 
-    ticks.py      ends of iterations             schedule.py   when a round is due
-    fragments.py  the cut of the model           wires.py      exchanges of deltas
-    rules.py      updates of the anchor          peers.py      members of a round
-    rounds.py     the rounds, and their end      guard.py      skipped steps
-    settings.py   checks of settings
+    rules.py      updates of the anchor          rounds.py       when rounds come, and among whom
+    wires.py      exchanges of deltas            inner_steps.py  ends of iterations; skipped steps
+    blocks.py     the cut of the model           state.py        checkpoints
+    round.py      one round on its way           settings.py     checks of settings
 
 Invariants: the anchor is the same on all ranks, to the bit if they compute alike. Training without
 exchange is intended here, so an idle default process group causes no warning; an OuterStep that
@@ -39,7 +38,7 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import Unpack
 
-from ...codecs import CODECS, Compression
+from ...codecs import Compression
 from ...communicator import Communicator
 from ...errors import ConfigError, RingcommError, naming
 from ...exact import without_exact
@@ -49,17 +48,12 @@ from ..group import default_comm
 from ..optim.exchanging import ExchangingOptimizer
 from ..wrapped import inner_of
 from . import state
-from .blocks import Block
-from .fragments import buffers_of, cut, trained_of
-from .guard import Guard
-from .peers import FixedPeers, Peers
+from .blocks import fragments_of
+from .inner_steps import Guard, follow_scaler, follow_steps, optimizers_of, require_scaler
 from .report import OuterReport
-from .round import Fragment, Unit
-from .rounds import Rounds
-from .rules import MEAN, Rule
+from .rounds import FixedPeers, Peers, Rounds
+from .rules import Rule
 from .settings import OuterSettings, choose, takes_settings
-from .ticks import NoTicks, optimizers_of, ticks_of
-from .wires import DenseWire, Wires
 
 _log = logging.getLogger("ringcomm")
 _attached: weakref.WeakSet[OuterStep] = weakref.WeakSet()
@@ -124,8 +118,8 @@ class OuterStep:
             raise ConfigError(f"model={type(model).__name__}: give a torch.nn.Module")
         guards.require_whole_model(model)
         self._model = model
-        optimizers = optimizers_of(optimizer)
-        self._ticks = ticks_of(optimizers, scaler)
+        self._optimizers, self._scaler = optimizers_of(optimizer), scaler
+        require_scaler(scaler)
         chosen = choose(
             every=every,
             outer=outer,
@@ -136,45 +130,31 @@ class OuterStep:
             comm=comm,
             timeout=timeout,
         )
-        pace, rule, self._wires = chosen.pace, chosen.rule, chosen.wires
+        self._wires, self._peers = chosen.wires, chosen.peers
         self._inner = inner_of(model)
-        cut_up = _fragments(self._inner, fragments, rule, self._wires)
-        trained = [one.tensor for fragment in cut_up for one in fragment.units[0].block.slices]
-        self._ids = {id(tensor) for tensor in trained}
-        _require_own(optimizers, self._ids)
-        self._peers = chosen.peers
-        self._own: Communicator | None = None
-        self._delay = delay
-        about = repr(
-            (
-                [
-                    [
-                        (u.name, u.block.count, str(u.block.dtype), u.block.names)
-                        for u in fragment.units
-                    ]
-                    for fragment in cut_up
-                ],
-                pace,
-                rule,
-                self._wires,
-                delay,
-            )
-        )
-        self._about = about.encode()
+        cut_up = fragments_of(self._inner, fragments, chosen.rule, chosen.wires)
+        self._ids = {id(one.tensor) for part in cut_up for one in part.blocks[0].slices}
+        _require_own(self._optimizers, self._ids)
+        about = [
+            [(one.name, one.count, str(one.dtype), one.names) for one in part.blocks]
+            for part in cut_up
+        ]
+        self._about = repr((about, chosen.pace, chosen.rule, chosen.wires, delay)).encode()
         self._first_batch: guards.FirstBatch | None = None
         self._core = Rounds(
             cut_up,
-            pace,
+            chosen.pace,
             delay,
             self._digest,
             chosen.timeout,
-            self._wires.reset_residuals,
+            chosen.wires.reset_residuals,
             lambda: self._guard.resume_from_anchor(),
         )
-        names = {id(p): name for name, p in self._inner.named_parameters()}
-        self._guard = Guard(optimizers, {one: names[one] for one in self._ids}, self._core)
+        named = self._inner.named_parameters()
+        names = {id(p): name for name, p in named if id(p) in self._ids}
+        self._guard = Guard(self._optimizers, names, self._core)
+        self._hooks = contextlib.ExitStack()  # what detaching undoes
         self._is_attached = self._is_swapped = False
-        self._has_end_only = every is None
         self._end_warning = _EndWarning(self)
         self._watch_steps()
 
@@ -200,25 +180,40 @@ class OuterStep:
         with _attaching:
             if any(not self._ids.isdisjoint(other._ids) for other in _attached):
                 raise ConfigError("OuterStep: another one is attached to this model; detach that")
+            _attached.add(self)
+        had_state = self._core.has_state
+        try:
+            self._connect()
+        except BaseException:
+            self._disconnect()
+            self._core.has_state = had_state  # so that the next attach() gets the state anew
+            self._watch_steps()
+            raise
+        self._is_attached = True
+        self._core.watch.begin()
+        return self
+
+    def _connect(self) -> None:
+        own: Communicator | None = None
+        self._hooks.callback(lambda: self._core.stop(own))
         peers = self._peers_or_default()
         hellos = self._core.start(peers, self._setup())
         guards.require_apart(self._ids, [row.place for row in hellos.rows])
-        if self._delay and isinstance(peers, FixedPeers):
-            self._own = peers.comm.split(0)
-            assert self._own is not None
-            self._core.use(FixedPeers(self._own))
+        if self._core.delay and isinstance(peers, FixedPeers):
+            own = peers.comm.split(0)
+            assert own is not None
+            self._core.peers = FixedPeers(own)
         if dist.is_initialized():
             guards.unwatch(dist.group.WORLD)
         self._end_warning.was_forgotten = False
         self._watch_steps()
         self._first_batch = guards.FirstBatch(self._model)
-        self._guard.start()
-        self._ticks.start(self._tick)
-        self._is_attached = True
-        with _attaching:
-            _attached.add(self)
-        self._core.watch.begin()
-        return self
+        self._hooks.callback(self._first_batch.stop)
+        self._guard.follow(self._hooks)
+        if self._scaler is not None:
+            follow_scaler(self._scaler, self._tick, self._hooks)
+        else:
+            follow_steps(self._optimizers, self._tick, self._hooks)
 
     def _setup(self) -> bytes:
         """Returns a digest of all that must be the same on all ranks: settings, and the model's
@@ -253,7 +248,7 @@ class OuterStep:
             with self._core.watch.paused():
                 self._core.finish_round()
             unsent = self._end_warning.unsent
-            if self._has_end_only and unsent:
+            if self._core.pace.every is None and unsent:
                 warnings.warn(
                     f"detach() of OuterStep(every=None) without flush(): {unsent} iterations of "
                     "this rank were not exchanged, and the ranks' models differ. Call flush() "
@@ -264,14 +259,9 @@ class OuterStep:
             self._disconnect()
 
     def _disconnect(self) -> None:
-        self._ticks.stop()
-        self._guard.stop()
         guards.unwatch(self)
-        if self._first_batch is not None:
-            self._first_batch.stop()
-        self._core.stop(self._own)
+        self._hooks.close()
         self._end_warning.unsent = 0
-        self._own = None
         self._is_attached = False
         with _attaching:
             _attached.discard(self)
@@ -300,7 +290,7 @@ class OuterStep:
 
     def tick(self) -> None:
         """Counts an iteration, for callers that gave neither an optimizer nor a scaler."""
-        if not isinstance(self._ticks, NoTicks):
+        if self._optimizers or self._scaler is not None:
             raise ConfigError(
                 "outer.tick(): iterations are counted by the optimizer or scaler "
                 "that OuterStep was given; give optimizer=None to count them"
@@ -314,7 +304,7 @@ class OuterStep:
         context, and this rank's own back after it. Nothing is sent. For evaluation and saving."""
         if self._is_swapped:
             raise ConfigError("outer.anchor() is entered already")
-        blocks = [unit.block for fragment in self._core.fragments for unit in fragment.units]
+        blocks = self._core.blocks
         own = [block.local() for block in blocks]
         self._is_swapped = True
         try:
@@ -366,7 +356,7 @@ class OuterStep:
 
     @property
     def _wires_comm(self) -> Communicator:
-        return self.comm if self._own is None else self._own
+        return self._core.peers.comm if self._is_attached else self.comm
 
     @property
     def iteration(self) -> int:
@@ -473,24 +463,6 @@ def require_settings(**settings: Unpack[OuterSettings]) -> None:
     others = {"model", "optimizer", "scaler"}
     defaults: Any = {name: one.default for name, one in known if name not in others}
     choose(**{**defaults, **settings})
-
-
-def _fragments(model: nn.Module, count: int, rule: Rule, wires: Wires) -> list[Fragment]:
-    """Returns the model's fragments. The last one has the buffers, too, which become their exact
-    mean; integer buffers become the largest of any rank."""
-    fragments = []
-    for number, named in enumerate(cut(trained_of(model), count)):
-        block = Block(named, wires.align, wires.repeats)
-        name = f"fragment {number}"
-        fragments.append(Fragment([Unit(name, block, rule, wires.wire(name, block.count))]))
-    floating, whole = buffers_of(model)
-    if floating:
-        unit = Unit("buffers", Block(floating), MEAN(), DenseWire(CODECS["none"]))
-        fragments[-1].units.append(unit)
-    if whole:
-        unit = Unit("counters", Block(whole), MEAN(), DenseWire(CODECS["none"], op="min"))
-        fragments[-1].units.append(unit)
-    return fragments
 
 
 def _require_own(optimizers: Sequence[torch.optim.Optimizer], ids: set[int]) -> None:

@@ -10,7 +10,7 @@ if the round as a whole has not. A wire has one delta in flight at most.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -23,70 +23,36 @@ from ..sync.pending import Pending
 from .rules import Sparse
 
 
-class Sent(Protocol):
-    """A delta on its way: a Pending, or a SentSparse."""
-
-    def wait(self) -> torch.Tensor:
-        """Returns the mean of the ranks' deltas. Raises what the collective raises."""
-
-    def undo(self) -> None:
-        """Restores the wire's residuals of before."""
-
-    @property
-    def sent_bytes(self) -> int:
-        """Payload that this rank has sent."""
-
-
-class Wire(Protocol):
-    """Exchange of one block's deltas.
+class DenseWire:
+    """Reduces the deltas of one block by an all-reduce with a codec.
 
     Attributes:
         is_mean: whether the result is the mean over all ranks, of which those count that sent
             zeros.
     """
 
-    is_mean: bool
-
-    def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:
-        """Sends a delta, whose memory the wire may overwrite."""
-
-
-class DenseWire:
-    """Reduces deltas by an all-reduce with a codec.
-
-    Args:
-        op: "avg"; or "min", for integers, which have no mean: the largest change of any rank, as
-            each delta is the anchor less the local values.
-    """
-
-    def __init__(
-        self, codec: Codec, feedback: ErrorFeedback | None = None, op: str = "avg"
-    ) -> None:
+    def __init__(self, codec: Codec, feedback: ErrorFeedback | None, op: str) -> None:
         self._codec, self._feedback, self._op = codec, feedback, op
         self.is_mean = op == "avg"
 
-    def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:
+    def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Pending:
+        """Sends a delta, whose memory is overwritten."""
         return Pending(comm, delta, self._codec, self._feedback, self._op, timeout)
 
 
 class SentSparse:
-    """Sparse exchange of one delta on its way."""
+    """Sparse exchange of one delta on its way; used as a Pending."""
 
     def __init__(self, one: SparseRound, like: torch.Tensor) -> None:
         self._round, self._like = one, like
-        self._mean: torch.Tensor | None = None
+        self.sent_bytes = one.sent_bytes
 
     def wait(self) -> torch.Tensor:
-        if self._mean is None:
-            found = torch.from_numpy(self._round.wait().scatter())
-            self._mean = found.to(self._like.device, self._like.dtype)
-        return self._mean
-
-    @property
-    def sent_bytes(self) -> int:
-        return self._round.sent_bytes
+        """Returns the mean, made anew by each call. Raises what the collective raises."""
+        return torch.from_numpy(self._round.wait().scatter()).to(self._like)
 
     def undo(self) -> None:
+        """Restores the wire's residuals of before."""
         self._round.undo()
 
 
@@ -97,6 +63,9 @@ class SparseWire:
     Args:
         rule: density, decay and aggregate.
         count: elements of the block.
+
+    Attributes:
+        is_mean: as of a DenseWire.
     """
 
     def __init__(self, rule: Sparse, count: int) -> None:
@@ -104,7 +73,8 @@ class SparseWire:
         self.is_mean = rule.aggregate == "mean"
         self._exchange: SparseExchange | None = None
 
-    def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:
+    def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> SentSparse:
+        """Sends a delta."""
         host = delta.to("cpu", torch.float32)
         return SentSparse(self.exchange_on(comm).submit(host, timeout=timeout), delta)
 
@@ -127,79 +97,70 @@ class SparseWire:
         self._exchange = None
 
 
-class Wires(Protocol):
-    """Makes the wires of a model's fragments, and holds their residuals.
-
-    Attributes:
-        align: number of elements at a multiple of which each tensor of a block must begin.
-        repeats: whether a codec scales a block by the mean of its elements.
-    """
-
-    align: int
-    repeats: bool
-
-    def wire(self, name: str, count: int) -> Wire:
-        """Makes the wire of a block of ``count`` elements; each has its own name."""
-
-    def saved(self, comm: Communicator, *, own: bool) -> dict[str, Any]:
-        """Returns residuals: this rank's own; or, by a collective, those of all ranks, for a world
-        of any size."""
-
-    def restore(self, state: Mapping[str, Any], comm: Communicator) -> None:
-        """Takes what ``saved`` returned."""
-
-    def reset_residuals(self) -> None:
-        """Drops the residuals, as this rank has missed rounds."""
+Sent = Pending | SentSparse
 
 
 class DenseWires:
-    """Makes all-reduces with one codec.
+    """Makes all-reduces with one codec for the blocks of a model, and holds their residuals.
 
     Args:
         compression: the codec's name; None: none.
         feedback: None: error feedback if the codec needs it. True: with any codec that rounds in
             blocks. False: none.
+        op: "avg"; or "min", for integers, which have no mean: the largest change of any rank, as
+            each delta is the anchor less the local values.
+
+    Attributes:
+        align: number of elements at a multiple of which each tensor of a block must begin.
+        repeats: whether the codec scales a block by the mean of its elements.
 
     Raises ConfigError for an unknown codec, a wrong ``feedback``, and True with a codec that rounds
     each element by itself or not at all.
     """
 
-    def __init__(self, compression: Compression | None, feedback: bool | None) -> None:
-        parsed: Codec = parse(compression)
+    def __init__(
+        self, compression: Compression | None, feedback: bool | None, op: str = "avg"
+    ) -> None:
+        parsed = parse(compression)
         if feedback not in (None, True, False):
             raise ConfigError(f"feedback={feedback!r}: give True, False or None")
         if feedback and not parsed.quantises:
             raise ConfigError(
                 f"feedback=True: {parsed.name} keeps no rounding errors; leave it out, or take int8"
             )
-        self._codec = parsed
+        self._codec, self._op = parsed, op
         self._keeps = parsed.quantises and (parsed.needs_feedback if feedback is None else feedback)
         self._store = FeedbackStore()
         self.align = BLOCK if parsed.quantises else 1
         self.repeats = parsed.name == "onebit"
 
-    def wire(self, name: str, count: int) -> Wire:
-        return DenseWire(self._codec, self._store.add(name, count) if self._keeps else None)
+    def wire(self, name: str, count: int) -> DenseWire:
+        """Makes the wire of a block of ``count`` elements; each has its own name."""
+        feedback = self._store.add(name, count) if self._keeps else None
+        return DenseWire(self._codec, feedback, self._op)
 
     def saved(self, comm: Communicator, *, own: bool) -> dict[str, Any]:
+        """Returns residuals: this rank's own; or, by a collective, those of all ranks, for a world
+        of any size."""
         if not self._keeps:
             return {}
         return self._store.state_dict(comm) if own else self._store.gather_state_dict(comm)
 
     def restore(self, state: Mapping[str, Any], comm: Communicator) -> None:
+        """Takes what ``saved`` returned."""
         if state and self._keeps:
             self._store.load_state_dict(state, comm)
 
     def reset_residuals(self) -> None:
-        for name in self._store:
-            self._store[name].rescale(0.0)
+        """Drops the residuals, as this rank has missed rounds."""
+        self._store.rescale(0.0)
 
     def __repr__(self) -> str:
         return f"DenseWires({self._codec.name!r}, feedback={self._keeps})"
 
 
 class SparseWires:
-    """Makes a SparseWire for each block."""
+    """Makes a SparseWire for each block; used as DenseWires."""
 
     align = 1
     repeats = False
@@ -208,11 +169,13 @@ class SparseWires:
         self._rule = rule
         self._wires: dict[str, SparseWire] = {}
 
-    def wire(self, name: str, count: int) -> Wire:
+    def wire(self, name: str, count: int) -> SparseWire:
+        """Makes the wire of a block of ``count`` elements; each has its own name."""
         self._wires[name] = SparseWire(self._rule, count)
         return self._wires[name]
 
     def saved(self, comm: Communicator, *, own: bool) -> dict[str, Any]:
+        """Returns the unsent elements, as DenseWires return residuals."""
         exchanges = {name: wire.exchange_on(comm) for name, wire in self._wires.items()}
         blocks = {
             name: one.state_dict() if own else one.gather_state_dict()
@@ -228,8 +191,12 @@ class SparseWires:
             wire.exchange_on(comm).load_state_dict(state["blocks"][name])
 
     def reset_residuals(self) -> None:
+        """Drops the unsent elements."""
         for wire in self._wires.values():
             wire.reset_residuals()
 
     def __repr__(self) -> str:
         return f"SparseWires({self._rule!r})"
+
+
+Wires = DenseWires | SparseWires

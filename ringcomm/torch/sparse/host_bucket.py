@@ -16,6 +16,7 @@ that before the next step (Place.mark).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,7 @@ import torch
 
 from ...core.chunks import Entries, Floats, put
 from ...sparse import SparseExchange
-from ..optim.span import IndexedParameter, Mark, Place, filled, places_of
-from ..sync.bucket import Bucket
+from ..optim.span import IndexedParameter, ParameterBucket, Place, places_of
 
 BLOCK = 16
 BUCKET_BYTES = 25 << 20
@@ -40,63 +40,50 @@ def in_lines(count: int, dtype: type[Any] = np.float32) -> np.ndarray[Any, Any]:
     return room[skipped : skipped + count]
 
 
-class HostBucket(Bucket[Place]):
+class HostBucket(ParameterBucket):
     """Some parameters of a group, of one dtype and device; flat tensors are in host memory.
 
     Attributes:
         name: equal on all ranks, and in checkpoints.
-        group: the number of the parameter group.
         gradient: this rank's, flat.
         master: the weights.
         exchange: the exchange of its gradient; set by the optimizer.
         states: the optimizer's states by name; set by the optimizer.
+        taken: completes when the gradient has been read and may be overwritten; None: none is sent.
     """
 
     exchange: SparseExchange
     states: States
+    taken: Future[None] | None = None
 
     def __init__(self, held: Sequence[IndexedParameter]) -> None:
         self.name = f"bucket.{held[0].index}"
-        self.group = held[0].group
-        super().__init__(places_of(held, BLOCK), torch.float32, torch.device("cpu"))
+        super().__init__(held, places_of(held, BLOCK), torch.float32, torch.device("cpu"))
         first = held[0].parameter
         self._aliased = first.device.type == "cpu" and first.dtype in _SHOWN
         self.gradient = self.zeros()
         self.master: Floats = in_lines(self.count)
         seen = first.dtype if self._aliased else torch.float32
         self._shown = torch.zeros(self.count, dtype=seen)
-        self._marks: list[Mark] = [()] * len(self.slices)
-        self.follow()
+        self.follow(self.written())
 
-    def take_gradient(self) -> bool:
-        """Copies the parameters' gradients to the flat one. Returns False if there are none. Raises
-        TensorError unless they are dense."""
-        gradients = [place.gradient() for place in self.slices]
-        self.gather(gradients, self.gradient)
-        return any(one is not None for one in gradients)
-
-    def is_current(self) -> bool:
-        """Returns whether no other code has written to the parameters. Raises ConfigError if one
-        has another size, dtype or device than before."""
-        return [place.mark() for place in self.slices] == self._marks
-
-    def follow(self) -> None:
+    def follow(self, written: Sequence[Place]) -> None:
         """Copies parameters that other code has written to, and makes them views again if they have
-        other memory. Raises ConfigError as ``is_current``."""
+        other memory."""
         master = torch.from_numpy(self.master)
-        for number, place in enumerate(self.slices):
-            if place.mark() != self._marks[number]:
-                value, shown = place.tensor.detach().clone(), place.of(self._shown)
-                place.of(master).copy_(value)
-                shown.copy_(value)
-                self._alias(place)
-        self._remember()
+        for place in written:
+            value, shown = place.tensor.detach().clone(), place.of(self._shown)
+            place.of(master).copy_(value)
+            shown.copy_(value)
+            self._alias(place)
+        self.note()
 
     def _alias(self, place: Place) -> None:
         """Makes a parameter a view of ``shown`` again if other code has given it other memory."""
-        shown = place.of(self._shown)
-        if self._aliased and not _is_same_memory(place.tensor, shown):
-            place.tensor.data = shown
+        tensor, shown = place.tensor, place.of(self._shown)
+        is_there = tensor.data_ptr() == shown.data_ptr() and tensor.stride() == shown.stride()
+        if self._aliased and not is_there:
+            tensor.data = shown
 
     def show(self, entries: Entries, kernel_set: str) -> None:
         """Copies the changed weights, which are in ``entries``, to the model."""
@@ -106,7 +93,7 @@ class HostBucket(Bucket[Place]):
         else:
             for place in self.slices:
                 torch.autograd.graph.increment_version(place.tensor)
-        self._remember()
+        self.note()
 
     def load(self, master: torch.Tensor) -> None:
         """Takes a master copy, and copies it to the model."""
@@ -115,18 +102,4 @@ class HostBucket(Bucket[Place]):
         for place in self.slices:
             self._alias(place)
         self.scatter(self._shown)
-        self._remember()
-
-    def _remember(self) -> None:
-        self._marks = [place.mark() for place in self.slices]
-
-
-def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
-
-
-def lay_out(
-    parameters: Sequence[IndexedParameter], bucket_bytes: int = BUCKET_BYTES
-) -> list[HostBucket]:
-    """Returns buckets in the order in which they travel."""
-    return [HostBucket(held) for held in filled(parameters, bucket_bytes, itemsize=4)]
+        self.note()

@@ -1,6 +1,6 @@
 """SparseOptimizer: sends the largest blocks of gradients, and applies their sums on the CPU.
 
-A bucket's exchange begins in backward as soon as all its gradients are computed (optim/overlap.py),
+A bucket's exchange begins in backward as soon as all its gradients are computed (optim's Overlap),
 and another thread does the rest (pipeline.py), except that ``step`` copies new weights to the
 model.
 
@@ -29,8 +29,8 @@ from ...sparse import SparseExchange
 from ..argument_checks import require
 from ..optim import saved
 from ..optim.exchanging import ExchangingOptimizer
-from ..optim.span import IndexedParameter, places_of
-from .host_bucket import BLOCK, HostBucket, States, lay_out
+from ..optim.span import IndexedParameter, Place, filled, places_of
+from .host_bucket import BLOCK, BUCKET_BYTES, HostBucket, States
 from .pipeline import BucketRound, Pipeline
 
 
@@ -41,13 +41,14 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
     ``close`` is a collective, too.
 
     Args:
-        params, defaults, comm, overlap: as in ExchangingOptimizer.
+        params, defaults, comm: as in ExchangingOptimizer.
         density: the share of the blocks of 16 elements that each rank sends. At 1/20 a ResNet
             ends with 13 % of its images wrong, under DDP with 9; a GPT ends far above at any
             (docs/decisions/75-outer-steps.md).
         staleness: 0, or 1: the next forward uses the weights of the step before.
         decay: factor for the residual of unsent blocks in each step.
         values, aggregate, exchange, chunk: as in ``ringcomm.sparse.SparseExchange``.
+        overlap: begin in backward. Gradients must not change between backward and step then.
 
     A bucket with a gradient that is not finite is skipped, on all ranks.
 
@@ -93,12 +94,11 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         }
         self.staleness = staleness
         self.sent_bytes = 0
-        self._latest: dict[str, BucketRound] = {}
         self._unseen: tuple[Sequence[BucketRound], Future[None]] | None = None
         self._had_gradient = False
-        super().__init__(
-            params, defaults, comm, overlap, {"staleness": staleness, **self._settings}
-        )
+        fixed = {"staleness": staleness, **self._settings}
+        launch = self._launch if overlap else None
+        super().__init__(params, defaults, comm, launch, fixed, f"sparse.{self.method}")
         self._exchange(self._comm, 0)  # settings that cannot work raise before ranks connect
         own = self._comm.split(0)
         assert own is not None
@@ -157,48 +157,42 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         with self._waiting():
             over.result()
         for one in rounds:
-            self._show(one)
-
-    def _show(self, one: BucketRound) -> None:
-        assert one.entries is not None
-        self.sent_bytes += one.bucket.exchange.sent_bytes
-        if one.entries.poisoned:
-            self._skip("its bucket is left out of the step")
-        else:
-            one.bucket.show(one.entries, self.comm.kernel_set)
+            self.sent_bytes += one.bucket.exchange.sent_bytes
+            if one.entries.poisoned:
+                self._skip("its bucket is left out of the step")
+            else:
+                one.bucket.show(one.entries, self.comm.kernel_set)
 
     def _launch(self, bucket: HostBucket) -> BucketRound:
-        before = self._latest.get(bucket.name)
-        if before is not None:
-            before.taken.wait()
+        if bucket.taken is not None:
+            bucket.taken.result()
         if bucket is self._spans[0]:  # no round is in flight now: none is waited for out of turn
             for each in self._spans:
-                if not each.is_current():
-                    self._follow(each)
-        self._had_gradient |= bucket.take_gradient()
+                if written := each.written():
+                    self._follow(each, written)
+        self._had_gradient |= bucket.gather_gradients(bucket.gradient)
         alike = self._alike() if bucket is self._spans[0] else None
-        one = BucketRound(bucket, dict(self.param_groups[bucket.group]), self.steps + 1, alike)
-        self._latest[bucket.name] = one
-        self._pipeline.add(one)
+        group = dict(self.param_groups[bucket.group_index])
+        one = BucketRound(bucket, group, self.steps + 1, alike)
+        bucket.taken = self._pipeline.add(one)
         return one
 
-    def _follow(self, bucket: HostBucket) -> None:
+    def _follow(self, bucket: HostBucket, written: Sequence[Place]) -> None:
         """Takes parameters that other code has written to."""
         self._pipeline.finish().result()
-        bucket.follow()
+        bucket.follow(written)
         for one in self._unseen[0] if self._unseen is not None else ():
-            if one.bucket is bucket and one.entries is not None:
+            if one.bucket is bucket:
                 take(one.entries, bucket.master)
 
     def _apply(self, one: BucketRound) -> None:
         self.apply(one, self.comm.kernel_set)
-        assert one.entries is not None
         take(one.entries, one.bucket.master)
 
     # ---- layout ----
 
     def _add(self, new: Sequence[IndexedParameter]) -> None:
-        added = [self._prepared(bucket) for bucket in lay_out(new)]
+        added = [self._prepared(bucket) for bucket in map(HostBucket, filled(new, BUCKET_BYTES, 4))]
         self._spans += added
         if self._overlap is not None:
             self._overlap.extend(added)  # rounds that have begun cannot be dropped
@@ -233,7 +227,7 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
     def gather_state_dict(self) -> dict[str, Any]:
         """State with the residuals of all ranks, for a world of any size; otherwise like
         ``state_dict``. A collective; all ranks get the same. Raises what ``allreduce`` raises."""
-        with naming(f"gather_state_dict() of {self._method()}"):
+        with naming(f"gather_state_dict() of {self._method}"):
             return self._state_dict(lambda exchange: exchange.gather_state_dict())
 
     def _state_dict(self, saved_of: Callable[[SparseExchange], dict[str, Any]]) -> dict[str, Any]:
@@ -241,7 +235,7 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         return self._saved(
             buckets=[
                 {
-                    "indices": [place.index for place in bucket.slices],
+                    "indices": list(bucket.indices),
                     "master": torch.from_numpy(bucket.master.copy()),
                     "states": {name: _as_tensor(one) for name, one in bucket.states.items()},
                     "exchange": saved_of(bucket.exchange),
@@ -249,9 +243,6 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
                 for bucket in self._spans
             ]
         )
-
-    def _method(self) -> str:
-        return f"sparse.{self.method}"
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores what ``state_dict`` or ``gather_state_dict`` returned, with its buckets; the
@@ -262,11 +253,11 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         another size. (With ``state_dict`` of another rank of as many, residuals start from zero,
         with a warning.)
         """
-        own = saved.require_method(state_dict, self._method())
+        own = saved.require_method(state_dict, self._method)
         self._finish_updates()
         layout = own["buckets"]
         exact = next((one["exchange"] for one in layout if is_exact(one["exchange"])), None)
-        is_others = exact is not None and not is_own(exact, place_of(self._comm), self._method())
+        is_others = exact is not None and not is_own(exact, place_of(self._comm), self._method)
         buckets = self._laid_out_as(layout)
         for one, bucket in zip(layout, buckets, strict=True):
             if is_others:
@@ -276,7 +267,6 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         self._load_common(state_dict, own)
         if buckets is not self._spans:
             self._spans = buckets
-            self._latest.clear()
             if self._overlap is not None:
                 self._overlap.watch(buckets)
         for one, bucket in zip(layout, buckets, strict=True):
@@ -292,9 +282,7 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         for one, parameters in zip(layout, held, strict=True):
             if len(one["master"]) != places_of(parameters, BLOCK)[-1].stop:
                 raise ConfigError("the state is of another model, or of other parameter groups")
-        if [one["indices"] for one in layout] == [
-            [place.index for place in bucket.slices] for bucket in self._spans
-        ]:
+        if [one["indices"] for one in layout] == [bucket.indices for bucket in self._spans]:
             return self._spans
         return [self._prepared(HostBucket(parameters)) for parameters in held]
 

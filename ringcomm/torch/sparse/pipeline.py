@@ -13,8 +13,8 @@ touches the model's weights: it leaves the new weights in the entries, for the c
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -29,9 +29,8 @@ from .host_bucket import HostBucket
 
 _IN_FLIGHT = 2  # most rounds in flight
 
-Apply = Callable[["BucketRound"], None]
 
-
+@dataclasses.dataclass(eq=False, repr=False)
 class BucketRound:
     """Exchange and update of one bucket in one step.
 
@@ -43,20 +42,17 @@ class BucketRound:
             them.
         entries: the sums, when they have arrived; then the new weights. Poisoned if a gradient was
             not finite, in which case nothing has been changed.
+        sent: its exchange, when that has begun.
+        fingerprints: exchange of the fingerprints of ``alike``, if given, when that has begun.
     """
 
-    def __init__(
-        self,
-        bucket: HostBucket,
-        group: dict[str, Any],
-        number: int,
-        alike: Mapping[str, object] | None = None,
-    ) -> None:
-        self.bucket, self.group, self.number, self.alike = bucket, group, number, alike
-        self.entries: Entries | None = None
-        self.taken = threading.Event()  # set when the gradient has been read
-        self.sent: SparseRound | None = None
-        self.fingerprints: Work | None = None  # exchange of the fingerprints of ``alike``
+    bucket: HostBucket
+    group: dict[str, Any]
+    number: int
+    alike: Mapping[str, object] | None = None
+    entries: Entries = dataclasses.field(init=False)
+    sent: SparseRound = dataclasses.field(init=False)
+    fingerprints: Work = dataclasses.field(init=False)
 
     def cancel(self) -> None:
         """Raises ConfigError: the sum of a sent gradient is applied when it arrives."""
@@ -70,15 +66,16 @@ class Pipeline:
         apply: called in that thread, updates the master copy of a round's bucket by its entries.
     """
 
-    def __init__(self, apply: Apply) -> None:
+    def __init__(self, apply: Callable[[BucketRound], None]) -> None:
         self._apply = apply
         self._worker = Worker("ringcomm sparse")
         self._in_flight: collections.deque[BucketRound] = collections.deque()
         self._error: BaseException | None = None
 
-    def add(self, one: BucketRound) -> None:
-        """Queues a round."""
-        self._worker.submit(functools.partial(self._begin, one))
+    def add(self, one: BucketRound) -> Future[None]:
+        """Queues a round. Returns a Future that completes, without an error, when its gradient has
+        been read."""
+        return self._worker.submit(functools.partial(self._begin, one))
 
     def finish(self) -> Future[None]:
         """Returns a Future that completes when all rounds added so far are over; with the first
@@ -101,8 +98,6 @@ class Pipeline:
                     self._finish_first()
         except BaseException as error:
             self._error = error
-        finally:
-            one.taken.set()
 
     def _finish(self) -> None:
         while self._error is None and self._in_flight:
@@ -112,8 +107,7 @@ class Pipeline:
 
     def _finish_first(self) -> None:
         one = self._in_flight.popleft()
-        assert one.sent is not None
-        if one.fingerprints is not None and one.alike is not None:
+        if one.alike is not None:
             require_equal(one.bucket.exchange.comm, one.fingerprints.wait(), one.alike)
         one.entries = one.sent.wait()
         if not one.entries.poisoned:

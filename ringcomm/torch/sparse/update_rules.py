@@ -16,7 +16,7 @@ import numpy as np
 
 from ...core.chunks import AdamStep, SgdStep, adam, sgd
 from ..argument_checks import require
-from ..optim.checks import at_least, require_adam
+from ..optim.checks import at_least, require_adam, require_at_least
 from .host_bucket import States, in_lines
 from .optimizer import SparseOptimizer
 from .pipeline import BucketRound
@@ -41,9 +41,8 @@ class SGD(SparseOptimizer):
         nesterov: bool = False,
         **more: Any,
     ) -> None:
-        require("learning rate", lr, at_least(lr, 0))
+        require_at_least(0.0, {"learning rate": lr, "weight_decay value": weight_decay})
         require("momentum value", momentum, at_least(momentum, 0) and momentum < 1)
-        require("weight_decay value", weight_decay, at_least(weight_decay, 0))
         require("Nesterov momentum requires a momentum", None, not nesterov or momentum > 0)
         defaults = {
             "lr": lr,
@@ -57,7 +56,6 @@ class SGD(SparseOptimizer):
         return {"momentum": in_lines(count), "last": in_lines(blocks, np.uint32)}
 
     def apply(self, one: BucketRound, kernel_set: str) -> None:
-        assert one.entries is not None
         group, states = one.group, one.bucket.states
         step = SgdStep(
             float(group["lr"]),
@@ -104,7 +102,6 @@ class Adam(SparseOptimizer):
         return {name: in_lines(count) for name in ("exp_avg", "exp_avg_sq")}
 
     def apply(self, one: BucketRound, kernel_set: str) -> None:
-        assert one.entries is not None
         group, states = one.group, one.bucket.states
         beta1, beta2 = group["betas"]
         step = AdamStep(

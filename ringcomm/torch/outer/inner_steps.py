@@ -1,30 +1,109 @@
-"""Guard: skips a step with gradients that are not finite, on the rank that has them.
+"""Inner steps: an OuterStep follows the steps of the optimizers, and skips bad ones.
 
-One NaN would spoil the weights in this step, and the moments of an optimizer such as Adam for ever:
-that rank's deltas would not count in any later round. So gradients are checked before each step, as
-a GradScaler does, in one pass that writes nothing. If one is not finite, or so large that its
-square is not, the gradients are set to None, and the optimizer changes nothing.
+**Ends of iterations.** A GradScaler skips optimizer.step() if a gradient overflowed, on each rank
+by itself, as ranks train apart. If steps were counted, ranks would disagree on the number of
+iterations. So:
+
+    optimizers             an iteration is over when each of them has stepped once more
+    optimizers and scaler  when scaler.update() has been called: even if it skipped the steps
+    neither                when outer.tick() is called
+
+If ranks skip steps and the scaler was not given, their rounds still come about: each rank enters a
+round at its own count, one iteration later if it skipped a step, and at the end ranks that flush
+join the rounds of the others (rounds.py). That costs waiting, and never a hang.
+
+**Bad steps.** One NaN would spoil the weights in this step, and the moments of an optimizer such as
+Adam for ever: that rank's deltas would not count in any later round. So gradients are checked
+before each step, as a GradScaler does, in one pass that writes nothing. If one is not finite, or so
+large that its square is not, the gradients are set to None, and the optimizer changes nothing.
 
 Weights that a step itself spoils are found when the rank's delta is taken (round.py). They are
 then replaced by the anchor, and the optimizer's state of these parameters is reset. A copy of that
 state as of the last round would lose less, but cost AdamW the memory of two more models for a rare
 case.
 
-Invariants: a step that a GradScaler checks is not checked here. ``stop`` removes all hooks from the
-optimizers.
+Invariants: a step that a GradScaler checks is not checked here. All hooks are entered in an
+ExitStack, whose end removes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ...errors import warn_caller
+from ...errors import ConfigError, warn_caller
 from ..guards import tensors_in
 from ..tensors import all_finite
+from ..wrapped import bare_optimizer
 from .rounds import Rounds
+
+
+def optimizers_of(optimizer: Any) -> list[torch.optim.Optimizer]:
+    """Returns the optimizers in OuterStep's argument, one, several or none, without frameworks'
+    wrappers. Raises ConfigError for anything else."""
+    given = [] if optimizer is None else [optimizer]
+    if isinstance(optimizer, (list, tuple)):
+        given = list(optimizer)
+    found = [bare_optimizer(one) for one in given]
+    if any(not isinstance(one, torch.optim.Optimizer) for one in found):
+        raise ConfigError(
+            f"optimizer={optimizer!r}: give a torch.optim.Optimizer, a list of them, "
+            "or None and call outer.tick() after each iteration"
+        )
+    return found
+
+
+def require_scaler(scaler: Any) -> None:
+    """Raises ConfigError unless it is None or can be followed."""
+    if scaler is not None and not callable(getattr(scaler, "update", None)):
+        raise ConfigError(f"scaler={scaler!r}: give a torch.amp.GradScaler, or None")
+
+
+def follow_scaler(scaler: Any, on_tick: Callable[[], None], hooks: contextlib.ExitStack) -> None:
+    """Calls ``on_tick`` when the scaler has been updated, by a replacement of its ``update``."""
+    update = scaler.update
+
+    def update_and_tick(*args: Any, **kwargs: Any) -> Any:
+        result = update(*args, **kwargs)
+        on_tick()
+        return result
+
+    scaler.update = update_and_tick
+    hooks.callback(vars(scaler).pop, "update", None)
+
+
+def follow_steps(
+    optimizers: Sequence[torch.optim.Optimizer],
+    on_tick: Callable[[], None],
+    hooks: contextlib.ExitStack,
+) -> None:
+    """Calls ``on_tick`` when each optimizer has stepped once more.
+
+    If the step of a subclass calls its base's, torch may run the hooks of both: before, before,
+    after, after. If a step raises, only the hooks before it run. So a step is over at the first
+    hook after it that follows one before it.
+    """
+    begun: set[int] = set()
+    stepped: set[int] = set()
+
+    def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        begun.add(id(optimizer))
+
+    def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if id(optimizer) not in begun:
+            return
+        begun.remove(id(optimizer))
+        stepped.add(id(optimizer))
+        if len(stepped) == len(optimizers):
+            stepped.clear()
+            on_tick()
+
+    for one in optimizers:
+        hooks.enter_context(one.register_step_pre_hook(before_step))
+        hooks.enter_context(one.register_step_post_hook(after_step))
 
 
 class Guard:
@@ -39,19 +118,13 @@ class Guard:
     def __init__(
         self, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str], core: Rounds
     ) -> None:
-        self._optimizers, self._names, self._core = list(optimizers), names, core
-        self._handles: list[Any] = []
+        self._optimizers, self._names, self._core = optimizers, names, core
         self._dropped_at = -1  # round in which the weights were last not finite
 
-    def start(self) -> None:
+    def follow(self, hooks: contextlib.ExitStack) -> None:
         """Checks the gradients before each step from now on."""
-        self._handles = [one.register_step_pre_hook(self._look) for one in self._optimizers]
-
-    def stop(self) -> None:
-        """Ends the checks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        for one in self._optimizers:
+            hooks.enter_context(one.register_step_pre_hook(self._look))
 
     def _look(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         """Checks the gradients before a step; of a step with a closure, after the closure. Returns
@@ -86,14 +159,10 @@ class Guard:
         if count == 10 ** (len(str(count)) - 1):
             name = self._names.get(id(held[bad]), "a parameter")
             warn_caller(
-                f"OuterStep: the gradient of {name!r} is not finite on rank {self._rank} in "
+                f"OuterStep: the gradient of {name!r} is not finite on rank {self._core.rank} in "
                 f"iteration {self._core.iteration + 1}: the step is left out there, {count} so far "
                 "(outer.report().skipped)"
             )
-
-    @property
-    def _rank(self) -> int:
-        return self._core.peers.members[self._core.comm.rank]
 
     def resume_from_anchor(self) -> None:
         """Resets the optimizers and warns, after the weights were not finite and were replaced by
@@ -112,7 +181,7 @@ class Guard:
                 "OuterStep the optimizer"
             )
         warn_caller(
-            f"OuterStep: the weights of rank {self._rank} were not finite after iteration "
+            f"OuterStep: the weights of rank {self._core.rank} were not finite after iteration "
             f"{self._core.iteration}: they did not count in round {self._core.number}, and it went "
             f"on from the anchor{also}"
         )
