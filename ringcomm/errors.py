@@ -49,11 +49,14 @@ class RingcommError(RuntimeError):
         self.elapsed = elapsed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), str(self), dict(self.__dict__)))
+        return (_rebuild, (type(self), str(self)), dict(self.__dict__))
 
 
-def _rebuild(cls: type[RingcommError], message: str, fields: dict[str, Any]) -> RingcommError:
-    return cls(message, **fields)
+def _rebuild(cls: type[RingcommError], message: str) -> RingcommError:
+    new = OSError.__new__ if issubclass(cls, OSError) else RuntimeError.__new__
+    error: RingcommError = new(cls)
+    RingcommError.__init__(error, message)  # a subclass's own may take other arguments
+    return error
 
 
 class ConfigError(RingcommError, ValueError):

@@ -64,14 +64,15 @@ class ErrorFeedback(Residuals):
 
         Raises ConfigError while a collective in flight uses it.
         """
+        start, owner = self.owner_part()
         return {
             "format": _FORMAT,
             "exact": dict(place_of(given_or_default(comm))),
             "op": self._op,
             "loss_scale": self._loss_scale,
             "worker": as_callers(self.worker),
-            "owner": as_callers(self.owner),
-            "owner_start": self.owner_start,
+            "owner": as_callers(owner),
+            "owner_start": start,
         }
 
     @naming("gather_state_dict() of ErrorFeedback")
@@ -370,7 +371,8 @@ def _gathered(
     both = np.zeros((2, sum(counts)), np.float32)
     ends = np.cumsum(counts)
     for one, end, count in zip(group, ends, counts, strict=True):
-        start, owner = end - count + one.owner_start, one.owner
+        start, owner = one.owner_part()
+        start += end - count
         both[0, end - count : end] = one.worker
         both[1, start : start + len(owner)] = owner
     comm.allreduce(both, "sum")

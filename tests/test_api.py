@@ -37,6 +37,8 @@ from ringcomm import (
     TensorError,
     communicator,
 )
+from ringcomm.bootstrap.handshake_params import Outcome, RefusedError
+from ringcomm.membership.formation import FormationError
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -442,15 +444,30 @@ def test_errors_pickle_with_their_fields(kind: type[RingcommError]) -> None:
         "elapsed": 1.5,
     }
     error = kind("rank 3 is gone", **fields)
+    error.__notes__ = ["in epoch 2"]  # as add_note() of Python 3.11 leaves it
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         copy = pickle.loads(pickle.dumps(error, protocol))
         assert type(copy) is kind
+        assert copy.__notes__ == error.__notes__
         assert str(copy) == "rank 3 is gone"
         assert {name: getattr(copy, name) for name in fields} == fields
     assert isinstance(error, FAMILY[kind])
     assert isinstance(error, RingcommError)
     bare = kind("no details")
     assert (bare.rank, bare.host, bare.seq, bare.elapsed) == (None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FormationError("it failed", blames=(1,)),
+        RefusedError("turned away", outcome=Outcome.STRANGER),
+    ],
+    ids=repr,
+)
+def test_errors_made_of_other_arguments_pickle(error: RingcommError) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
 
 
 def test_all_names_exist_and_are_documented() -> None:

@@ -19,6 +19,7 @@ from ranks import World, run_ranks
 
 from ringcomm import (
     AbortedError,
+    CommTimeoutError,
     Communicator,
     Config,
     ConfigError,
@@ -28,7 +29,9 @@ from ringcomm import (
 from ringcomm.core import native
 from ringcomm.core.faces import view
 from ringcomm.core.native import lib
-from ringcomm.core.views import plain_memory
+from ringcomm.core.pipe import DeviceWork
+from ringcomm.core.views import DeviceView, plain_memory
+from ringcomm.core.work import Work
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -345,3 +348,39 @@ def test_another_thread_may_close_meanwhile() -> None:
         closer.join()
 
     run_ranks(2, body)
+
+
+def test_a_call_that_waits_to_be_submitted_is_in_flight_to_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread would ask the core for what it does not have."""
+    may_go = threading.Event()
+
+    class Pipe:
+        def drain(self) -> None:
+            may_go.wait(PATIENCE)
+
+    with Communicator.create(rank=0, world_size=1) as comm:
+        monkeypatch.setattr(comm, "_pipe", Pipe())
+        caller = threading.Thread(target=lambda: comm.allreduce(np.ones(9), async_op=True).wait())
+        caller.start()
+        time.sleep(0.05)  # as good as always enough to be within drain
+        in_flight = comm.works_in_flight()
+        may_go.set()
+        caller.join()
+        monkeypatch.undo()
+        assert in_flight == []
+
+
+def test_a_work_that_the_core_lacks_can_be_asked() -> None:
+    with Communicator.create(rank=0, world_size=1) as comm:
+        where = DeviceView(None, None, 0, "f32", (0,), 0, lambda: 0, list)
+        for work in (
+            Work(comm, "allreduce", (), None),
+            DeviceWork(comm, "allreduce", (), None, where, None, None),
+        ):
+            assert not work.done()
+            assert work.exception() is None
+            assert (work.seq, work.root, work.elapsed) == (0, -1, 0.0)
+            with pytest.raises(CommTimeoutError, match=r"allreduce #0 is still in flight"):
+                work.wait(0)

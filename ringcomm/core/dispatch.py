@@ -20,6 +20,7 @@ the communicator.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -314,16 +315,11 @@ class Dispatcher:
         work.is_message = is_message(call.collective, call.tag)
         if isinstance(feedback, Residuals):
             feedback.hold(work)
-        try:  # held before the core has it: an interrupt must not free borrowed memory
-            self._in_flight[id(work)] = work
-            if isinstance(work, DeviceWork):
-                code, error = self._pipe_to(work.where).submit(work, call)
-            else:
-                code, error = self._submit_on_host(work, call, on_done)
-        finally:
-            if not work.slot[0]:  # refused, or interrupted on the way
-                self._in_flight.pop(id(work), None)
-                self.engine.unwatch(work.slot)
+        if isinstance(work, DeviceWork):
+            submit = functools.partial(self._pipe_to(work.where).submit, work, call)
+            code, error = self._hand_over(work, submit)
+        else:
+            code, error = self._submit_on_host(work, call, on_done)
         if code != OK:
             kind = error_class(code)
             if code == lib.RC_INVALID_STATE and call.feedback:  # taken by another thread
@@ -344,11 +340,26 @@ class Dispatcher:
         error = ffi.new("rc_error *")
         if self._pipe is not None:
             self._pipe.drain()
-        with self._lock:
-            self._require_open()
+
+        def submit() -> tuple[int, Any]:
             if on_done is not None:
                 work.notify(on_done)
             return lib.rc_submit(self._handle, call, work.slot, error), error
+
+        with self._lock:
+            self._require_open()
+            return self._hand_over(work, submit)
+
+    def _hand_over(self, work: Work, submit: Callable[[], tuple[int, Any]]) -> tuple[int, Any]:
+        """Gives a work to the core. It is noted before, for an interrupt must not free borrowed
+        memory, and not long before: until then others can ask it nothing."""
+        try:
+            self._in_flight[id(work)] = work
+            return submit()
+        finally:
+            if not work.slot[0]:  # refused, or interrupted on the way
+                self._in_flight.pop(id(work), None)
+                self.engine.unwatch(work.slot)
 
     def _pipe_to(self, where: DeviceView) -> Pipe:
         """Returns the pipe to the tensor's GPU, made with the first GPU tensor. Raises TensorError

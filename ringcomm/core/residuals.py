@@ -82,14 +82,15 @@ class Residuals:
     def owner(self) -> Floats:
         """Copy of the residual of the results that this rank makes: float32, for the elements
         from ``owner_start`` on; empty if there is none."""
-        return self._owner()[1]
+        return self.owner_part()[1]
 
     @property
     def owner_start(self) -> int:
         """Index of the first element that ``owner`` stands for."""
-        return self._owner()[0]
+        return self.owner_part()[0]
 
-    def _owner(self) -> tuple[int, Floats]:
+    def owner_part(self) -> tuple[int, Floats]:
+        """Returns ``owner_start`` and ``owner``, by one copy."""
         self.require_idle()
         start, count = ffi.new("uint64_t *"), ffi.new("uint64_t *")
         if self._count is None:

@@ -149,7 +149,7 @@ class Work:
         self._lock = threading.RLock()  # guards _callbacks
         self._ending = threading.RLock()
 
-    def __del__(self) -> None:  # globals may be gone at exit
+    def __del__(self) -> None:  # reads no global, which may be gone at exit
         self._core.free(self.slot[0])
 
     def uses(self, start: int, stop: int) -> bool:
@@ -248,18 +248,21 @@ class Work:
     def root(self) -> int:
         """Root of a rooted collective, or the other rank of a send or receive: of a receive from
         any source the sender, -1 until it is known."""
-        return int(self._core.root(self.slot[0]))
+        handle = self.slot[0]
+        return int(self._core.root(handle)) if handle else -1
 
     @property
     def seq(self) -> int:
         """Number of the collective on its communicator, equal on all ranks; of a send or receive,
-        its number between its two ranks among those of its tag."""
-        return int(self._core.seq(self.slot[0]))
+        its number between its two ranks among those of its tag; 0 until the core has the call."""
+        handle = self.slot[0]
+        return int(self._core.seq(handle)) if handle else 0
 
     @property
     def elapsed(self) -> float:
         """Seconds from submission to completion; 0.0 while in flight."""
-        return float(self._core.elapsed(self.slot[0]))
+        handle = self.slot[0]
+        return float(self._core.elapsed(handle)) if handle else 0.0
 
     def stats(self) -> WorkStats:
         """Returns the counters of this work, complete once it is over."""

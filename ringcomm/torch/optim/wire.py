@@ -117,7 +117,7 @@ class SpanExchanges:
         if name not in self._store or self._store[name].count is None:
             return
         kept, factors = self._store[name], factor.to("cpu", torch.float32).numpy()
-        start, owner = kept.owner_start, kept.owner
+        start, owner = kept.owner_part()
         kept.load(kept.worker * factors, owner * factors[start : start + len(owner)], start)
 
 
