@@ -334,3 +334,23 @@ class Work:
     def __repr__(self) -> str:
         state = "in flight" if not self.done() else "failed" if self._error else "done"
         return f"<ringcomm.Work {self.name} #{self.seq} {state}>"
+
+
+def when_all_over(works: Sequence[Work], then: Callable[[], None], elsewhere: bool = False) -> None:
+    """Calls ``then`` with the last callback of some works (``Work.call_back``); at once, if there
+    are none."""
+    left = len(works)
+    counting = threading.Lock()
+
+    def one_over(_: Work) -> None:
+        nonlocal left
+        with counting:
+            left -= 1
+            last = left == 0
+        if last:
+            then()
+
+    for work in works:
+        work.call_back(one_over, elsewhere)
+    if not works:
+        then()

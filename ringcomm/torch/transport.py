@@ -12,6 +12,7 @@ Future's stream waits for them: the host waits for the network, never for a copy
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ import torch
 from ..codecs import Codec
 from ..communicator import Communicator
 from ..core import cuda
-from ..core.work import Work
+from ..core.work import Work, when_all_over
 from ..errors import RingcommError, naming
 from ..exact import Place, place_of
 from .account import Account
@@ -30,7 +31,6 @@ from .group import default_comm
 from .named_feedback import NamedFeedback
 from .streams import NonFiniteFlag, future_on, on_stream
 from .sync.pending import Pending
-from .works import when_all_over
 
 _EXCHANGE = "the exchange of gradients of HookState"
 GradientFuture = torch.futures.Future[torch.Tensor]
@@ -63,7 +63,7 @@ class Transport(Protocol):
         """Name of this rank in its own state (exact.py)."""
         return place_of(self.comm)
 
-    @property
+    @functools.cached_property
     def exchange(self) -> CommExchange:
         """Control messages among the ranks."""
         return CommExchange(self.comm)

@@ -76,7 +76,7 @@ class HierarchicalTransport(Transport):
         """Host, and place there."""
         return place_in(self.grid)
 
-    @property
+    @functools.cached_property
     def exchange(self) -> CommExchange:
         """Control messages by way of the grid."""
         return GridExchange(self.grid)

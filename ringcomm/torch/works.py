@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from ..core import callback_threads, cuda, pipe
 from ..core.faces.torch import torch_stream
-from ..core.work import Work, lock_to_end
+from ..core.work import Work, lock_to_end, when_all_over
 from .streams import future_on
 
 _TorchWork: Any = getattr(dist, "Work", None) or getattr(dist, "_Work")  # noqa: B009
@@ -285,26 +285,6 @@ def for_cpp(over: Future[List[Tensor]], tensors: List[Tensor]) -> Future[List[Te
 def _devices(tensors: Sequence[torch.Tensor]) -> list[Any]:
     """Returns the GPUs of these tensors."""
     return sorted({t.device for t in tensors if t.device.type == "cuda"}, key=str)
-
-
-def when_all_over(works: Sequence[Work], then: Callable[[], None], elsewhere: bool = False) -> None:
-    """Calls ``then`` with the last callback of some works (``Work.call_back``); at once, if there
-    are none."""
-    left = len(works)
-    counting = threading.Lock()
-
-    def one_over(_: Work) -> None:
-        nonlocal left
-        with counting:
-            left -= 1
-            last = left == 0
-        if last:
-            then()
-
-    for work in works:
-        work.call_back(one_over, elsewhere)
-    if not works:
-        then()
 
 
 def together(works: Sequence[RingWork]) -> RingWork:
