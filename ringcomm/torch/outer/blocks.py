@@ -69,7 +69,7 @@ class Block(Bucket[Slice]):
 
     @property
     def state(self) -> Memory:
-        """What a round moves: the anchor, by the name "", and the rule's memory."""
+        """Anchor, by the name "", and the rule's memory: all that a round moves."""
         return {"": self.anchor, **self.memory}
 
     def named(self, flat: torch.Tensor) -> list[Named]:
