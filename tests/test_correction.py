@@ -305,7 +305,7 @@ def test_a_state_of_other_shapes() -> None:
     model = Watched()
     correction = corrected(model)
     with pytest.raises(ConfigError, match="of another model"):
-        correction.restore({"ahead": {"weight": torch.ones(5)}})
+        correction.require({"ahead": {"weight": torch.ones(5)}})
 
 
 def test_hooks_of_a_state_that_is_gone() -> None:

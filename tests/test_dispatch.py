@@ -354,17 +354,18 @@ def test_a_call_that_waits_to_be_submitted_is_in_flight_to_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another thread would ask the core for what it does not have."""
-    may_go = threading.Event()
+    waits, may_go = threading.Event(), threading.Event()
 
     class Pipe:
         def drain(self) -> None:
+            waits.set()
             may_go.wait(PATIENCE)
 
     with Communicator.create(rank=0, world_size=1) as comm:
         monkeypatch.setattr(comm, "_pipe", Pipe())
         caller = threading.Thread(target=lambda: comm.allreduce(np.ones(9), async_op=True).wait())
         caller.start()
-        time.sleep(0.05)  # as good as always enough to be within drain
+        assert waits.wait(PATIENCE)
         in_flight = comm.works_in_flight()
         may_go.set()
         caller.join()

@@ -454,3 +454,23 @@ def test_a_bucket_that_cannot_be_sent_keeps_nothing(monkeypatch: pytest.MonkeyPa
         del state
         gc.collect()
         assert left() is None
+
+
+def test_a_step_whose_bucket_cannot_be_sent_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its buckets count as far as they were sent, and the next backward is a step of its own."""
+
+    def refuses(*_: Any, **__: Any) -> Any:
+        raise TensorError("no memory")
+
+    with Communicator.create(rank=0, world_size=1) as comm:
+        model = Net()
+        state = HookState("bf16", comm)
+        with monkeypatch.context() as patched:
+            patched.setattr(comm, "run_collective", refuses)
+            with pytest.raises(TensorError):
+                reduce(state, model, gradients_of(model, 0, 0))
+        for step in range(3):
+            reduce(state, model, gradients_of(model, 0, step))
+        assert len(state.report().steps) == 3
+        assert len(state.account.unreported_steps()) == 1  # each step tells of those before it
+        assert state.steps == 3

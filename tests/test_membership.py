@@ -4,6 +4,7 @@ processes that are killed, stopped and started again."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -33,14 +34,24 @@ sys.path.insert(0, str(TESTS.parent / "bench"))
 import netlab  # noqa: E402
 
 
-@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("taken", [False, True])
-def test_an_address_that_cannot_be_listened_on_leaves_none_open(taken: bool) -> None:
-    with contextlib.ExitStack() as others:
-        for port in listening.ports_of("job", 0) if taken else ():
-            others.enter_context(listen("127.0.0.1", port))
-        with pytest.raises(OSError):
-            listening.listen_on(["127.0.0.1", "192.0.2.1"], "job", 0, None, True)
+def test_an_address_that_cannot_be_listened_on_leaves_none_open(
+    taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    def listens(address: str, port: int = 0) -> socket.socket:
+        if address != "127.0.0.1":
+            raise OSError(errno.EADDRNOTAVAIL, "no such address here")
+        if port and taken:
+            raise OSError(errno.EADDRINUSE, "taken")
+        opened.append(listen(address))
+        return opened[-1]
+
+    monkeypatch.setattr(listening, "listen", listens)
+    with pytest.raises(OSError, match="no such address"):
+        listening.listen_on(["127.0.0.1", "192.0.2.1"], "job", 0, None, True)
+    assert [one.fileno() for one in opened] == [-1]
 
 
 @pytest.mark.parametrize(

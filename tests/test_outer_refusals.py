@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,6 +27,7 @@ import ringcomm.torch
 from ringcomm import Communicator, ConfigError, MismatchError, PeerLostError
 from ringcomm.membership import Membership
 from ringcomm.torch import OuterStep, SilenceWarning
+from ringcomm.torch.outer import step
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -279,16 +281,21 @@ def test_weights_that_are_not_trained_and_differ() -> None:
     run_ranks(2, rank)
 
 
-def test_an_attach_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("owner", "name"), [(Communicator, "split"), (step, "follow_steps")], ids=["meeting", "hooks"]
+)
+def test_an_attach_that_fails_leaves_nothing(
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next one takes rank 0's weights as they are then."""
-    split, failing = Communicator.split, {0, 1}
+    works, failing = getattr(owner, name), threading.Semaphore(2)
 
-    def splits(comm: Communicator, *args: Any) -> Any:
-        if comm.rank in failing:
+    def fails_twice(*args: Any) -> Any:
+        if failing.acquire(blocking=False):
             raise ZeroDivisionError
-        return split(comm, *args)
+        return works(*args)
 
-    monkeypatch.setattr(Communicator, "split", splits)
+    monkeypatch.setattr(owner, name, fails_twice)
 
     def rank(comm: Communicator) -> float:
         model = net()
@@ -296,7 +303,7 @@ def test_an_attach_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
         outer = OuterStep(model, optimizer, delay=1, comm=comm)
         with pytest.raises(ZeroDivisionError):
             outer.attach()
-        failing.remove(comm.rank)
+        comm.barrier()
         assert not optimizer._optimizer_step_post_hooks
         assert not model._forward_pre_hooks
         with torch.no_grad():

@@ -253,7 +253,7 @@ def _open_mpi(env: Env) -> Identity | None:
 
 def _hydra(env: Env) -> Identity | None:
     """Reads the variables of mpiexec of MPICH and Intel MPI; PMI_RANK alone may also be srun's."""
-    return _pmi(env) if "MPI_LOCALRANKID" in env else None
+    return _pmi(env) if _is_set(env, "MPI_LOCALRANKID") else None
 
 
 def _pmi(env: Env) -> Identity | None:
@@ -277,10 +277,10 @@ def _mpi(env: Env, launcher: str, names: Sequence[str], job: str) -> Identity | 
 
 def _slurm(env: Env) -> Identity | None:
     # A batch script has SLURM_PROCID and SLURM_NTASKS too; only srun's tasks have a step.
-    if "SLURM_STEP_ID" not in env or integer(env, "SLURM_PROCID") is None:
+    if not _is_set(env, "SLURM_STEP_ID") or integer(env, "SLURM_PROCID") is None:
         return None
-    size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
-    pair = _pair(env, "SLURM_PROCID", size)
+    has_step = _is_set(env, "SLURM_STEP_NUM_TASKS")
+    pair = _pair(env, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS" if has_step else "SLURM_NTASKS")
     assert pair is not None
     nodes = integer(env, "SLURM_STEP_NUM_NODES") or integer(env, "SLURM_NNODES")
     nodelist = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST", "")

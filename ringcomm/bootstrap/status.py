@@ -38,9 +38,12 @@ class StatusSocket:
     def __init__(self, loop: Loop, report: Callable[[], Any]) -> None:
         self._loop, self._report = loop, report
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        self._sock.bind(f"\0{_PREFIX}{secrets.token_hex(8)}")
-        self._sock.listen(8)
-        self._listen()
+        with contextlib.ExitStack() as on_error:
+            on_error.enter_context(self._sock)
+            self._sock.bind(f"\0{_PREFIX}{secrets.token_hex(8)}")
+            self._sock.listen(8)
+            self._listen()
+            on_error.pop_all()
 
     def close(self) -> None:
         """Stops listening."""

@@ -378,16 +378,18 @@ class Dispatcher:
     # ---- works in flight ----
 
     def works_in_flight(self) -> list[Work]:
-        """Returns the works whose end was not seen yet, in the order of their calls."""
-        return list(self._in_flight.values())
+        """Returns the works that the core has and whose end was not seen yet, in the order of
+        their calls."""
+        return [work for work in list(self._in_flight.values()) if work.slot[0]]
 
     def is_idle(self) -> bool:
         """True if no call is in the core and all works are over."""
-        return not self._calls_in_core and all(work.done() for work in self.works_in_flight())
+        in_flight = list(self._in_flight.values())
+        return not self._calls_in_core and all(work.done() for work in in_flight)
 
     def user_of(self, start: int, stop: int) -> str:
         """Names the call in flight that uses memory from address start to stop; "" if none does."""
-        for work in self.works_in_flight():
+        for work in list(self._in_flight.values()):
             if work.uses(start, stop):
                 return f"{work.name} #{work.seq}"
         for _, kept in list(self._calls_in_core.values()):

@@ -250,9 +250,8 @@ class Correction:
             raise ConfigError("the state's weights are of another model than this hook's")
 
     def restore(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Takes what ``saved`` returned; an empty state clears. Load the model's weights
-        first: loading them discards what is restored here."""
-        self.require(state)
+        """Takes what ``saved`` returned, which must fit; an empty state clears. Load the model's
+        weights first: loading them discards what is restored here."""
         ahead = state.get("ahead", {})
         self.end_backward()
         self.clear()

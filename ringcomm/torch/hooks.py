@@ -282,6 +282,7 @@ class HookState:
         residuals, policy, pace = (
             _mapping_of(state, key) for key in ("feedback", "policy", "pace")
         )
+        self._pace.require_state(pace or {})
         if residuals is not None:
             if not self.residuals.can_keep:
                 raise ConfigError(
@@ -329,13 +330,17 @@ class HookState:
             known = gradients.buffer.dtype in COMPRESSIBLE
             codec = self._policy.codec(self.steps) if known else CODECS["none"]
             self._policy.look(gradients, self.loss_scale)
-            future = profiling.bucket_range(
-                self.account,
-                gradients,
-                codec.name,
-                lambda: [rail.interface for rail in self.comm.rails],
-                lambda: self._pace.launch(gradients, codec),
-            )
+            try:
+                future = profiling.bucket_range(
+                    self.account,
+                    gradients,
+                    codec.name,
+                    lambda: [rail.interface for rail in self.comm.rails],
+                    lambda: self._pace.launch(gradients, codec),
+                )
+            except BaseException:
+                self._running = False  # backward ends here: the next bucket begins a step
+                raise
         if gradients.last:
             self._running = False
             self.steps += 1

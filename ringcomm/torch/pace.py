@@ -59,12 +59,15 @@ class Pace:
         unless ``own`` adds this rank's own part, with which training continues to the bit."""
         return {}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes what ``saved`` returned; an empty state: nothing is in flight. Raises ConfigError
-        for a gradient in flight that this pace would lose."""
+    def require_state(self, state: Mapping[str, Any]) -> None:
+        """Raises ConfigError for a state that does not fit, or whose gradients in flight this pace
+        would lose."""
         if state.get("means"):
             raise ConfigError(
                 "the state holds gradients in flight of pace='stale1', and this hook is "
                 "synchronous; call state.flush() before saving, or give HookState(..., "
                 "pace='stale1')"
             )
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what ``saved`` returned, which must fit; an empty state: nothing is in flight."""

@@ -259,24 +259,27 @@ class OneStepStale(Pace):
             state["correction"] = {"exact": dict(self._transport.place), **ahead}
         return state
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores means and correction, but no correction of another rank. Raises ConfigError for
-        a state of another model, or a correction of a world of another size."""
-        means, named = state.get("means", {}), self._residuals.named()
-        for name, mean in means.items():
+    def require_state(self, state: Mapping[str, Any]) -> None:
+        """Raises ConfigError for a state of another model."""
+        named = self._residuals.named()
+        for name, mean in state.get("means", {}).items():
             if name not in named or named[name].numel() != mean.numel():
                 raise ConfigError(
                     f"the state is of another model: it has a gradient of {name!r} "
                     f"with {mean.numel()} elements"
                 )
-        correction = state.get("correction", {})
+        if self._correction is not None:
+            self._correction.require(state.get("correction", {}))
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restores means and correction, but no correction of another rank. Raises ConfigError for
+        a correction of a world of another size."""
+        correction, named = state.get("correction", {}), self._residuals.named()
         if is_exact(correction) and not is_own(correction, self._transport.place, "the correction"):
             correction = {}
-        if self._correction is not None:
-            self._correction.require(correction)
         self._wait_for_means()
         self._pending = {}
-        for name, mean in means.items():
+        for name, mean in state.get("means", {}).items():
             parameter = named[name]
             flat = torch.empty(mean.numel(), dtype=mean.dtype, device=parameter.device)
             in_shape_of(parameter, flat).copy_(mean.view(parameter.shape))

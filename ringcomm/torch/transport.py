@@ -96,8 +96,8 @@ class BucketInFlight:
         self._transport = transport
         self._buffer = bucket.buffer
         self._pending: list[Pending] = []
+        self._last = bucket.last
         self._over = future_on([self._buffer.device])
-        self._count = transport.account.submit(self._buffer.nbytes, bucket.last)
 
     def start(self, comm: Communicator, tensor: torch.Tensor, part: Part) -> None:
         """Starts the mean of a tensor, by the codec and the residuals of a part."""
@@ -106,8 +106,10 @@ class BucketInFlight:
         self._pending.append(pending)
 
     def future(self) -> GradientFuture:
-        """Returns the Future of the bucket's gradients, or of the transport's error; called once,
-        when all that can fail has been started: until it is completed nothing frees the bucket."""
+        """Counts the bucket as submitted, and returns the Future of its gradients, or of the
+        transport's error. Called once, when all that can fail has been started: until it is
+        completed nothing frees the bucket, and its step is open."""
+        self._count = self._transport.account.submit(self._buffer.nbytes, self._last)
         return self._over.then(self._result)  # type: ignore[no-any-return]
 
     def complete(self, stream: Any = None) -> None:

@@ -162,10 +162,11 @@ class RingWork(_TorchWork):  # type: ignore[misc]
             if self._future is not None:
                 return self._future
             over = future_on(_devices(self._tensors))
-            self._future = over.then(self._outcome)
+            future = over.then(self._outcome)
             halves = [t for t in self._tensors if t.is_cpu and t.dtype == torch.float16]
             if halves and len(halves) == len(self._tensors):
-                self._future = _for_cpp()(self._future, halves)
+                future = _for_cpp()(future, halves)
+            self._future = future
         self._dropped_well = True
         if not self.is_completed():
             callback_threads.about_to_block()  # a callback that asks for this may wait for it

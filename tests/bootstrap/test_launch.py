@@ -108,6 +108,8 @@ SLURM = {
         ),
         ({**SLURM, "SLURM_STEP_NUM_NODES": "1"}, {"master_addr": "127.0.0.1"}),
         ({**SLURM, "SLURM_STEP_NUM_TASKS": "6"}, {"world_size": 6}),
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": " ", "SLURM_NTASKS": "7"}, {"world_size": 7}),
+        ({**SLURM, "PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": ""}, {"launcher": "srun"}),
         ({**SLURM, **OPEN_MPI_5}, {"launcher": "mpirun"}),
         ({**SLURM, **OPEN_MPI_5, **TORCHRUN}, {"launcher": "torchrun"}),
         # a batch script itself has no step: it is one process

@@ -188,8 +188,13 @@ def _require_whole(core: Rounds, state: Mapping[str, Any]) -> None:
             for name, part in block.named(tensor):
                 if name not in there or there[name].shape != part.shape:
                     raise ConfigError(f"the state lacks the {slot} of {name!r}")
-    exact = state.get("exact") or {}
-    flight = exact.get("flight")
+    exact = state.get("exact")
+    if not exact:
+        return
+    counts = exact.get("iterations", exact.get("since", ()))
+    if "flight" not in exact or len(counts) != len(core.fragments):
+        raise ConfigError("this is no whole state of an OuterStep: its own part lacks something")
+    flight = exact["flight"]
     if flight is not None:
         blocks = core.fragments[int(state["number"]) % len(core.fragments)].blocks
         counts = [(block.count,) for block in blocks]

@@ -166,7 +166,8 @@ class OuterStep:
     @naming("attach() of OuterStep")
     def attach(self) -> OuterStep:
         """Starts counting iterations. A collective: all ranks take the first rank's weights as the
-        anchor, or, if states were loaded, continue from these.
+        anchor, or, if states were loaded, continue from these; attached again, they continue from
+        the anchor that they had.
 
         Raises:
             ConfigError: the model's DDP spans the ranks that this would connect.
@@ -177,20 +178,25 @@ class OuterStep:
         if self._is_attached:
             raise ConfigError("OuterStep is attached already")
         self._require_own_weights("attach()")
-        with _attaching:
-            if any(not self._ids.isdisjoint(other._ids) for other in _attached):
-                raise ConfigError("OuterStep: another one is attached to this model; detach that")
-            _attached.add(self)
         had_state = self._core.has_state
         try:
+            with _attaching:
+                if any(not self._ids.isdisjoint(other._ids) for other in _attached):
+                    raise ConfigError(
+                        "OuterStep: another one is attached to this model; detach that"
+                    )
+                _attached.add(self)
             self._connect()
+            self._is_attached = True
+            self._core.watch.begin()
         except BaseException:
-            self._disconnect()
             self._core.has_state = had_state  # so that the next attach() gets the state anew
+            self._disconnect()
             self._watch_steps()
             raise
-        self._is_attached = True
-        self._core.watch.begin()
+        if dist.is_initialized():
+            guards.unwatch(dist.group.WORLD)
+        self._end_warning.was_forgotten = False
         return self
 
     def _connect(self) -> None:
@@ -203,9 +209,6 @@ class OuterStep:
             own = peers.comm.split(0)
             assert own is not None
             self._core.peers = FixedPeers(own)
-        if dist.is_initialized():
-            guards.unwatch(dist.group.WORLD)
-        self._end_warning.was_forgotten = False
         self._watch_steps()
         self._first_batch = guards.FirstBatch(self._model)
         self._hooks.callback(self._first_batch.stop)
@@ -260,11 +263,13 @@ class OuterStep:
 
     def _disconnect(self) -> None:
         guards.unwatch(self)
-        self._hooks.close()
-        self._end_warning.unsent = 0
-        self._is_attached = False
-        with _attaching:
-            _attached.discard(self)
+        try:
+            self._hooks.close()
+        finally:
+            self._end_warning.unsent = 0
+            self._is_attached = False
+            with _attaching:
+                _attached.discard(self)
 
     def __enter__(self) -> OuterStep:
         return self.attach()
