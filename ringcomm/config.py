@@ -1,4 +1,7 @@
-"""Settings: one frozen dataclass, each field with its environment variable in one table.
+"""Settings: one frozen dataclass, whose fields can be set by environment variables (variable_of).
+
+``names_arguments`` refuses unknown arguments here and of all public functions: for it suggests a
+field of Config, too.
 
 Invariants: a value is checked when the Config is made, never later; an argument overrides
 the environment, which overrides the default, field by field, and each field knows its source. Every
@@ -94,7 +97,8 @@ _FIELDS: dict[str, Any] = {}
 
 
 def _settings(cls: type[_T]) -> type[_T]:
-    """Marks the defaults of a later dataclass, to tell them from equal arguments."""
+    """Replaces the defaults of a class that is about to become a dataclass by _Found objects, so
+    that a value that was not given differs from an equal argument."""
     for name in cls.__annotations__:
         _FIELDS[name] = getattr(cls, name)
         setattr(cls, name, _Found(_FIELDS[name]))
@@ -259,7 +263,7 @@ class Config:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r}: give True or False")
         for name, (low, high) in _RANGES.items():
-            _check(self, name, low, high)
+            _check_number(self, name, low, high)
         if self.segment_bytes % 4096:
             raise ConfigError(f"segment_bytes={self.segment_bytes}: give a multiple of 4096")
         if self.recovery not in ("on", "off"):
@@ -399,7 +403,7 @@ def _look_up(field: str, env: Mapping[str, str]) -> _Found:
     return _Found(default, DEFAULT)
 
 
-def _check(config: Config, name: str, low: float, high: float) -> None:
+def _check_number(config: Config, name: str, low: float, high: float) -> None:
     value = getattr(config, name)
     whole = isinstance(_FIELDS[name], int)
     kind = int if whole else (int, float)

@@ -5,16 +5,17 @@
                          for a world of any size; a restart has the same curve, not the same bits
     load_state_dict()    takes either
 
-An own state of residuals has these keys, of which a gathered one lacks the first:
+An own state of residuals has these keys, among others; a gathered one has no ``exact``:
 
     exact         {"world_size": 4, "rank": 1}: the place that it belongs to
     worker        residual of this rank's contributions: float32[count]
-    owner         residual of the results that it makes, from element owner_start on: float32
+    owner         residual of the results that it makes: float32
+    owner_start   index of the first of them
 
 Another rank of a world of this size may load it, e.g. if only rank 0 has saved: its residuals then
 start from zero, with a warning. In a world of another size it is refused.
 
-Invariants: it holds tensors, strings and numbers only, so torch.load reads it with
+Invariants: a state holds tensors, strings and numbers only, so torch.load reads it with
 weights_only=True. A state that is refused changes nothing.
 """
 
@@ -32,6 +33,7 @@ from .core.residuals import Floats
 from .errors import ConfigError, warn_caller
 
 Place = Mapping[str, int]
+"""``world_size`` and ``rank``; with torch/shares.py also ``places`` and ``place`` on this host."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -233,7 +233,8 @@ class FeedbackStore:
             state = as_own(state, place_of(comm), "the store")
         known = {name: _read(one, repr(name), comm) for name, one in state["tensors"].items()}
         self._require_same(known, strict)
-        self._each(lambda one: None)
+        for one in self._items.values():
+            one.require_idle()  # before anything is changed
         taken = [name for name in known if name in self._items] if self._items else known
         for name in taken:
             (self._items.get(name) or self.add(name))._take(known[name], comm)

@@ -269,7 +269,7 @@ def test_parameters_behind_the_freeze() -> None:
         return flat(params)[1].tobytes() != start_values(shapes)[1].tobytes()
 
     assert run_ranks(2, lambda comm: body(comm, "exponential")) == [True, True]
-    with pytest.raises(ConfigError, match="behind the freeze"):
+    with pytest.raises(ConfigError, match="added after the freeze"):
         run_ranks(2, lambda comm: body(comm, None))
 
 

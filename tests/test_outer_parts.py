@@ -25,7 +25,7 @@ from ringcomm.torch.outer import Nesterov, Sparse
 from ringcomm.torch.outer.blocks import Block, buffers_of, cut, trained_of
 from ringcomm.torch.outer.inner_steps import follow_scaler, follow_steps, optimizers_of
 from ringcomm.torch.outer.round import Header, Headers, Hello, Hellos
-from ringcomm.torch.outer.rounds import Pace
+from ringcomm.torch.outer.rounds import RoundPace
 from ringcomm.torch.outer.rules import rule_of
 from ringcomm.torch.outer.wires import DenseWires
 from ringcomm.torch.wrapped import inner_of
@@ -86,9 +86,9 @@ def test_the_law_of_rate_and_momentum() -> None:
         (lambda: Sparse(0.0), "Invalid density: 0.0"),
         (lambda: Sparse(decay=1.5), "Invalid decay: 1.5"),
         (lambda: Sparse(aggregate="sum"), "Invalid aggregate: 'sum'"),
-        (lambda: Pace("ends"), "Invalid every: 'ends'"),  # type: ignore[arg-type]
-        (lambda: Pace(2.5), "Invalid every: 2.5"),  # type: ignore[arg-type]
-        (lambda: Pace(True), "Invalid every: True"),
+        (lambda: RoundPace("ends"), "Invalid every: 'ends'"),  # type: ignore[arg-type]
+        (lambda: RoundPace(2.5), "Invalid every: 2.5"),  # type: ignore[arg-type]
+        (lambda: RoundPace(True), "Invalid every: True"),
         (lambda: rule_of("nesterow"), "did you mean nesterov"),
         (lambda: rule_of(Nesterov), "give one of mean, nesterov, sparse"),
         (lambda: cut(trained_of(nn.Linear(2, 2)), 3), "Invalid fragments: 3"),
@@ -128,7 +128,7 @@ def test_a_block_carries_its_progress_to_the_anchor() -> None:
 @settings(deadline=None, max_examples=60)
 def test_each_fragment_has_a_round_every_so_many(every: int, fragments: int, rounds: int) -> None:
     fragments = min(every, fragments)
-    pace = Pace(every, fragments)
+    pace = RoundPace(every, fragments)
     sent: dict[int, list[int]] = {number: [] for number in range(fragments)}
     number = 0
     for iteration in range(1, every * rounds + 1):
@@ -143,18 +143,18 @@ def test_each_fragment_has_a_round_every_so_many(every: int, fragments: int, rou
 
 
 def test_a_pace_of_none_is_never_due() -> None:
-    pace = Pace(None)
+    pace = RoundPace(None)
     pace.advance()  # by a flush
     assert not any(pace.is_due(iteration) for iteration in range(100))
     pace.restore(pace.saved())
 
 
 def test_pace_goes_on_from_its_state() -> None:
-    pace = Pace(6, 4)
+    pace = RoundPace(6, 4)
     for iteration in range(1, 11):
         if pace.is_due(iteration):
             pace.advance()
-    again = Pace(6, 4)
+    again = RoundPace(6, 4)
     again.restore(pace.saved())
     assert [again.is_due(i) for i in range(9, 15)] == [pace.is_due(i) for i in range(9, 15)]
 
@@ -304,10 +304,12 @@ def header(**given: Any) -> Header:
 def test_headers() -> None:
     same = Headers([header(data=b"a" * 16), header(), header(data=b"a" * 16, counts=False)])
     assert same.same_data() == (0, 2)
-    assert (same.counting, same.is_over) == (2, False)
+    assert (same.counting, same.ends_flush) == (2, False)
     ends = Headers([header(is_ending=True, has_unsent=False)] * 2)
-    assert ends.is_over
-    assert not Headers([header(is_ending=True), header(is_ending=True, has_unsent=False)]).is_over
+    assert ends.ends_flush
+    assert not Headers(
+        [header(is_ending=True), header(is_ending=True, has_unsent=False)]
+    ).ends_flush
 
 
 def hello(number: int, state: bool = True, start: bool = False, setup: bytes = b"s" * 16) -> Hello:

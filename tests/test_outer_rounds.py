@@ -205,7 +205,7 @@ def test_who_went_on_apart_is_given_the_state() -> None:
         model = Bag([300])
         outer = OuterStep(model, None, every=1, compression=None, comm=Parted(comm))
         with outer:
-            [block] = outer._core.fragments[0].blocks
+            [block] = outer._rounds.fragments[0].blocks
             block.anchor.fill_(comm.rank)
             outer.tick()
             return block.anchor.clone()

@@ -145,7 +145,7 @@ def test_what_fails_in_the_thread_is_raised_by_the_next_tick() -> None:
         model = net()
         outer = OuterStep(model, None, every=1_000_000, delay=900_000, outer=Broken(), comm=comm)
         outer.attach()
-        outer._core.iteration = 999_999
+        outer._rounds.iteration = 999_999
         with pytest.raises(MemoryError, match="none left"):
             train_until_it_fails(outer)
         assert outer.iteration < 1_500_000
@@ -165,7 +165,7 @@ def test_a_peer_that_is_lost_is_known_at_the_next_tick() -> None:
             comm.barrier()
             outer._disconnect()
             return
-        outer._core.iteration = 999_999
+        outer._rounds.iteration = 999_999
         outer.tick()
         comm.barrier()
         with pytest.raises(PeerLostError):

@@ -9,12 +9,12 @@ A connection is greeted once it has sent a complete, well-formed HELLO; a peer's
 when its connection is accepted. Connections without one have few places and lose them first.
 
 Invariants: at most MAX_NEW new connections and NEW_PER_ADDRESS from one address, of which the
-oldest gives way at once; each ends after NEW_PATIENCE seconds, or after CROWDED_PATIENCE where
-there are others. At most MAX_GREETED greeted ones, each for at most PATIENCE seconds; the oldest of
-the address that has the most gives way, but not within GREETED_GRACE seconds, in which any peer
-answers (so that a recorded HELLO, sent again and again, keeps nobody out). 512 bytes are read
-from anyone. An error of accept() pauses a listener, it never ends the bring-up. A stranger costs
-one small object, which goes with its socket.
+oldest gives way at once; each ends after NEW_PATIENCE seconds, or after CROWDED_PATIENCE if
+NEW_PER_ADDRESS or more are new then. At most MAX_GREETED greeted ones, each for at most PATIENCE
+seconds; the oldest of the address that has the most gives way, but not within GREETED_GRACE
+seconds, in which any peer answers (so that a recorded HELLO, sent again and again, keeps nobody
+out). 512 bytes are read from anyone. An error of accept() pauses a listener, it never ends the
+bring-up. A stranger costs one small object, which goes with its socket.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ from .system import OUT_OF_RESOURCES, describe
 MAX_NEW, NEW_PER_ADDRESS = 64, 8
 MAX_GREETED = 256
 NEW_PATIENCE, CROWDED_PATIENCE = 1.0, 0.05
-"""Seconds for a whole HELLO: with no other connection waiting, and with others waiting."""
+"""Seconds for a whole HELLO: with fewer than NEW_PER_ADDRESS new connections, and with more."""
 PATIENCE = 5.0
 """Seconds for the rest of the handshake."""
 GREETED_GRACE = 0.1
+"""Seconds for which a greeted connection keeps its place, however many others come."""
 
 _FULL_PAUSE, _ERROR_PAUSE = 0.01, 0.1
 _ACCEPT_BATCH = 64

@@ -33,9 +33,11 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 """Seconds between two tries: doubled from the first to the longest."""
 
 ANSWER_PATIENCE = 5.0
+"""Seconds for the answer to a handshake, where ``Target.keeps_port`` is True."""
+
 _CONNECT_PATIENCE = (1.5, 3.0, 5.0)
-"""Seconds for the first, second and every later try; the first for all that keep their port: who
-waits for TCP to send a lost packet again is late where a port comes up."""
+"""Seconds for the first, second and every later try. A target that keeps its port has the first for
+all: TCP sends a lost packet again too late to notice soon that the port has come up."""
 
 # What join_failure.py calls an error of connect().
 _FAILURES = {
@@ -74,9 +76,11 @@ class Dial:
         key, terms: what the handshake proves and asks for; no terms: to be connected is all.
         connected: takes the authenticated socket, once.
         refused: called with each RefusedError; may call stop().
+        start_at: time.monotonic() of the first try; 0.0: at once.
 
     Attributes:
         way: what the latest try went by.
+        state, detail: how the latest try went, in the words of join_failure.py.
         shaking: True while a handshake is under way.
         is_over: True once the socket was handed over, or stop() was called.
     """

@@ -323,8 +323,8 @@ class Talk:
             raise closed()
 
     def go_on(self) -> None:
-        """Feeds the machine the bytes that have arrived, and sends its answers. Raises the
-        RefusedError that it raises, or that says that the connection has ended."""
+        """Feeds the machine the bytes that have arrived, and sends its answers. Raises
+        RefusedError: the machine's own, or ``closed()`` if the connection has ended."""
         try:
             while self._machine.want:
                 part = self._sock.recv(self._machine.want - len(self._data))
@@ -338,7 +338,7 @@ class Talk:
                         self.send(answer)
         except BlockingIOError:
             return
-        except RefusedError:
+        except RefusedError:  # it is an OSError, too
             raise
         except OSError:
             raise closed() from None

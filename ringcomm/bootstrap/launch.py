@@ -1,8 +1,8 @@
 """Rank, world size and meeting point of this process: one answer from many launchers.
 
-Sources, first match wins: explicit arguments; torchrun and plain RANK/WORLD_SIZE; Open MPI;
-MPICH and Intel MPI; Slurm; a world of one. The order in detect() is the order of trust: torchrun
-inside Slurm is torchrun, mpirun inside Slurm is mpirun.
+Sources, first match wins: explicit arguments; torchrun and plain RANK/WORLD_SIZE; Open MPI; MPICH
+and Intel MPI; Slurm; PMI_RANK and PMI_SIZE alone; a world of one. The order in detect() is the
+order of trust: torchrun inside Slurm is torchrun, mpirun inside Slurm is mpirun.
 
 Invariants: nothing is resolved, connected or listened on here; a value that is given but cannot
 work is a ConfigError naming the variable, never a guess; every rank of a job computes the same
@@ -48,6 +48,7 @@ class Identity:
     master_ports: tuple[int, ...] = ()
     """Ports of the rendezvous in order of preference; a single one is used or the join fails."""
     launcher: str = ""
+    """explicit, torchrun, env (plain RANK), mpirun (Open MPI), mpiexec, srun, or none."""
     job: str = ""
     """Name of the job, equal on all its ranks; other jobs differ if the launcher names them."""
 
@@ -257,6 +258,8 @@ def _hydra(env: Env) -> Identity | None:
 
 
 def _pmi(env: Env) -> Identity | None:
+    """Reads the variables of PMI, as _hydra does; alone they count after Slurm, which may set
+    them."""
     names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
     return _mpi(env, "mpiexec", names, env.get("PMI_JOBID", ""))
 

@@ -1,8 +1,9 @@
-"""Asks the kernel over netlink for links, addresses, routes and the owner of a TCP socket.
+"""Asks the kernel for links, addresses, routes and the owner of a TCP socket, over netlink.
 
-Only this file knows netlink. It asks the network namespace that the process is in, where /sys may
-still show another one. Invariants: nothing is changed, no privilege is needed, and attributes
-that a newer kernel adds are skipped.
+Only this file of the package knows netlink; in the core csrc/net/ports.c reads the socket that
+``subscribe`` opens. Where netlink has no TCP sockets, /proc is read. It asks the network namespace
+that the process is in, where /sys may still show another one. Invariants: nothing is changed, no
+privilege is needed, and attributes that a newer kernel adds are skipped.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ class Handle:
 def share(
     exchange: Exchange, deadline: float, rank: int, host_numbers: Sequence[int], willing: bool
 ) -> int | None:
-    """Returns the descriptor of this host's file; None if no rank gets any. All ranks take part
-    in its two rounds, unless the hosts have one rank each or different numbers of ranks.
+    """Returns the descriptor of this host's file; None if no rank gets any. All ranks take part in
+    its two rounds, unless the hosts have one rank each, more than MOST_RANKS, or unequally many.
 
     Args:
         host_numbers: by rank; ranks with equal numbers share a host.

@@ -1,9 +1,11 @@
-"""Sparse payloads of arrays: the largest elements of each chunk as bytes, and sums of such bytes.
+"""Sparse payloads of arrays: the largest elements of each chunk as bytes, sums of such bytes
+(Entries), and optimizer steps of the elements that a sum has.
 
 Calls csrc/sparse with checked arguments and with memory that is allocated here. Nothing in
 this module communicates or keeps state between calls.
 
-Invariants: arrays are float32, contiguous and of one dimension; the caller ensures that (View).
+Invariants: arrays are float32, contiguous and of one dimension, which the caller ensures (as_view);
+``put`` also writes to bfloat16.
 """
 
 from __future__ import annotations
@@ -288,6 +290,9 @@ def adam(
     )
 
 
+# ---- values of the blocks ----
+
+
 def take(entries: Entries, dense: Floats) -> None:
     """Copies the blocks' values from dense."""
     _check(
@@ -312,6 +317,9 @@ def put(entries: Entries, kernel_set: str, dense: Any) -> None:
         )
     )
     _finished(seen)
+
+
+# ---- memory of arguments ----
 
 
 def as_view(tensor: Any, count: int, *, writable: bool) -> View:

@@ -13,9 +13,9 @@ No lock of the communicator is held while a call waits. Instead the call registe
 ``_calls_in_core`` before it reads the handle, and close() clears the handle, waits until no other
 thread is registered, then frees it.
 
-Invariants: a call that the core refuses to run now has submitted nothing, and is submitted, which
-alone words the error. A call that the core still has when an exception leaves is held by a Work of
-the communicator.
+Invariants: if the core refuses to run a call now, nothing was submitted; the call is then submitted
+with a Work, and only that way makes the error's text. A call that the core still has when an
+exception leaves is held by a Work of the communicator.
 """
 
 from __future__ import annotations
@@ -131,8 +131,9 @@ class Dispatcher:
         """Runs a collective that reads and writes one tensor, or a barrier, and waits for it.
 
         Returns:
-            True once it is done. False for all but plain tensors, and for a call that the core
-            refuses: nothing was submitted then, and run_collective takes the call or raises.
+            True once it is done. False if this way is not for the call: a tensor that is not plain,
+            a codec that needs feedback, a timeline, a closed or inherited communicator, or a call
+            that the core refuses. Nothing was submitted then; run_collective takes it or raises.
 
         Raises:
             TensorError, ConfigError: as run_collective does.
@@ -144,7 +145,7 @@ class Dispatcher:
             find = PLAIN.get(type(tensor))
             memory = None if find is None else find(tensor)
         if memory is None or type(root) is not int or self.engine.forked or self._timeline:
-            return False  # True and 1.0 are equal to 1
+            return False  # a root of True or 1.0 would find the key of root 1
         dtype, address, count, keep = memory
         try:  # what _prepare does first, without its call
             prepared = self._prepared[dtype, collective, op, compression, root]
@@ -259,8 +260,8 @@ class Dispatcher:
         kept: Any,
         result: Any,
     ) -> bool:
-        """Submits a call on host memory and waits for it; returns False if the core refuses it.
-        ``kept``: as of _held."""
+        """Submits a call on host memory and waits for it; returns False if the core refuses it, or
+        the communicator is closed. ``kept``: as of _held."""
         if self._pipe is not None:
             self._pipe.drain()
         try:
@@ -351,8 +352,8 @@ class Dispatcher:
             return self._hand_over(work, submit)
 
     def _hand_over(self, work: Work, submit: Callable[[], tuple[int, Any]]) -> tuple[int, Any]:
-        """Gives a work to the core. It is noted before, for an interrupt must not free borrowed
-        memory, and not long before: until then others can ask it nothing."""
+        """Gives a work to the core. Notes it in _in_flight just before: an interrupt between the
+        two must not free borrowed memory. Takes it out again if the core did not get it."""
         try:
             self._in_flight[id(work)] = work
             return submit()

@@ -102,7 +102,8 @@ def address_of(handle: Any) -> int:
     return int(ffi.cast("uintptr_t", handle))
 
 
-_TO_RAISE = {
+#: By errno, the limit that the user may raise, so that the engine can start.
+_LIMITS = {
     errno.EAGAIN: "`ulimit -u`, or the container's limit of processes, as threads count",
     errno.EMFILE: "`ulimit -n`, this process's limit of open files",
     errno.ENFILE: "fs.file-max, the system's limit of open files",
@@ -112,7 +113,7 @@ _TO_RAISE = {
 
 def _why_no_engine(number: int) -> str:
     name = errno.errorcode.get(number, "unknown")
-    limit = _TO_RAISE.get(number, "the limit that the system names (`ulimit -a`)")
+    limit = _LIMITS.get(number, "the limit that the system names (`ulimit -a`)")
     return f"the engine cannot start: {os.strerror(number)} ({name}, {number}): raise {limit}"
 
 
@@ -133,7 +134,7 @@ class Engine:
         # Callbacks by slot, and by handle once rc_submit was seen to have filled the slot.
         self._watched: dict[Any, Callable[[], None]] = {}
         self._by_handle: dict[int, Callable[[], None]] = {}
-        self._registered = threading.RLock()  # a signal handler may call within a call
+        self._registered = threading.RLock()  # an RLock, for signal handlers (see work.py)
         self._callback_threads = CallbackThreads(
             CALLBACK_THREAD, self.take, lambda: lib.rc_engine_interrupt(self.handle)
         )
@@ -193,7 +194,7 @@ class Engine:
 _live: weakref.WeakSet[Engine] = weakref.WeakSet()
 _shared: dict[str, Engine] = {}
 _users: list[str] = []  # a kernel set for each user of its engine
-_shared_lock = threading.RLock()  # a signal handler may call within a call
+_shared_lock = threading.RLock()  # an RLock: a signal handler may open or close meanwhile
 
 
 def acquire_engine(kernel_set: str) -> Engine:

@@ -1,4 +1,4 @@
-"""Collectives of GPU tensors: the Python face of the core's pipe, and the Work of each flight.
+"""Collectives of GPU tensors: Pipe, which owns an rc_pipe, and DeviceWork, the Work of a flight.
 
 A communicator has one pipe, made with the first GPU tensor, for that tensor's GPU. A thread of
 Python takes from it the flights that are over (the collective ended) and that have landed (the
@@ -82,7 +82,8 @@ class DeviceWork(Work):
         return super().exception()
 
     def call_back(self, callback: Callable[[Work], None], elsewhere: bool = False) -> None:
-        """Calls back with this Work once ``wait`` would return at once."""
+        """Calls back with this Work once ``wait`` would return at once: from the pipe's thread, so
+        ``elsewhere`` is not read, or on this thread if earlier callbacks have run."""
         with self._lock:
             have_run = self._callbacks == ()
             if not have_run:
@@ -100,8 +101,6 @@ class DeviceWork(Work):
         callback, self._on_done = self._on_done, None
         if callback is not None:
             callback(self)
-
-    # ---- helpers ----
 
     def _return_or_raise(self, result: int) -> Any:
         """Raises the error of a flight that is over, or makes the streams wait for its result."""
@@ -125,18 +124,21 @@ class DeviceWork(Work):
 class Pipe:
     """Pipe of a communicator to one GPU.
 
+    Args:
+        comm_handle: the communicator's rc_comm.
+
     Attributes:
         device: the GPU's number.
     """
 
-    def __init__(self, comm: Any, device: int) -> None:
+    def __init__(self, comm_handle: Any, device: int) -> None:
         *better, last = _images()
         self.device = device
-        self._handle = _make_pipe(comm, device, better[0] if better else last)
+        self._handle = _make_pipe(comm_handle, device, better[0] if better else last)
         if better and text(lib.rc_pipe_without_kernels(self._handle)):
             lib.rc_pipe_stop(self._handle)
             lib.rc_pipe_free(self._handle)
-            self._handle = _make_pipe(comm, device, last)
+            self._handle = _make_pipe(comm_handle, device, last)
         reason = text(lib.rc_pipe_without_kernels(self._handle))
         if reason and device not in _logged_gpus:
             _logged_gpus.add(device)
@@ -144,7 +146,7 @@ class Pipe:
         self._free = weakref.finalize(self, lib.rc_pipe_free, self._handle)
         self._free.atexit = False
         self._works: dict[int, DeviceWork] = {}
-        self._registered = threading.RLock()  # a signal handler may call within a call
+        self._registered = threading.RLock()  # an RLock, for signal handlers (see work.py)
         # rc_pipe_stop ends a ``take``.
         self._callback_threads = CallbackThreads(CALLBACK_THREAD, self.take, lambda: None)
 
@@ -211,9 +213,9 @@ def _one_stream(work: DeviceWork) -> int:
     return streams[0] if streams else cuda.NO_STREAM
 
 
-def _make_pipe(comm: Any, device: int, kernels: bytes) -> Any:
+def _make_pipe(comm_handle: Any, device: int, kernels: bytes) -> Any:
     out, error = ffi.new("rc_pipe **"), ffi.new("rc_error *")
-    code = lib.rc_pipe_create(out, comm, cuda.library(), device, kernels, ARENA_BYTES, error)
+    code = lib.rc_pipe_create(out, comm_handle, cuda.library(), device, kernels, ARENA_BYTES, error)
     check(code, f"GPU {device}: ", error)
     return out[0]
 

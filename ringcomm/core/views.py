@@ -128,7 +128,8 @@ class View:
         return self.count * ITEM_BYTES[self.dtype]
 
     def overlaps(self, start: int, stop: int) -> bool:
-        """True if any memory that the call or ``finish`` uses lies from address start to stop."""
+        """True if the View's memory, or a torch storage that it keeps, meets addresses from start
+        to stop."""
         if start < self.address + self.nbytes and self.address < stop:
             return True
         return _overlaps(self._keep, start, stop)
@@ -271,7 +272,7 @@ def shares_memory(shape: Sequence[int], strides: Sequence[int], item: int) -> bo
     return False
 
 
-SHARED = "elements of the tensor share memory, so it cannot be written to; pass a copy"
+NOT_WRITABLE = "elements of the tensor share memory, so it cannot be written to; pass a copy"
 
 
 # ---- plain tensors ----
@@ -281,7 +282,7 @@ Plain = tuple[Any, Any, int, Any]
 the object that keeps the memory valid."""
 
 #: By exact class: finds the memory of a tensor that is dense, in host memory and writable, as the
-#: commonest are; None for any other. Each face adds its own.
+#: commonest are; None for any other. The faces of numpy and torch enter theirs.
 PLAIN: dict[type, Callable[[Any], Plain | None]] = {}
 
 

@@ -115,13 +115,11 @@ class Work:
 
     Attributes:
         name: the call, for messages: ``allreduce(f32[1024])``.
-        trace_id: its number in a timeline; 0: none yet.
         is_message: True for a send or receive of the user's.
         slot: holds the core's handle, NULL until the core has the call.
         held: holders of its memory, until it is over.
     """
 
-    trace_id = 0
     is_message = False
     slot: Any = (ffi.NULL,)
     _core = functions_of("work")
@@ -145,7 +143,7 @@ class Work:
         self._result = result
         self._error: RingcommError | None = None
         self._finished = False
-        # A signal handler may call within a call.
+        # RLocks, as a signal handler may call this Work while its thread holds one of them.
         self._lock = threading.RLock()  # guards _callbacks
         self._ending = threading.RLock()
 
@@ -212,8 +210,8 @@ class Work:
 
     def call_back(self, callback: Callable[[Work], None], elsewhere: bool = False) -> None:
         """Calls back with this Work once it is over, from a thread of callback_threads.py, which
-        documents the order. A Work that is over already calls back at once on this thread, unless
-        ``elsewhere`` is True."""
+        documents the order. Calls back at once on this thread if the Work is over already, unless
+        ``elsewhere`` is True, and in any case if earlier callbacks have run."""
         if not elsewhere and self.done():
             callback(self)
             return
@@ -337,8 +335,8 @@ class Work:
 
 
 def when_all_over(works: Sequence[Work], then: Callable[[], None], elsewhere: bool = False) -> None:
-    """Calls ``then`` with the last callback of some works (``Work.call_back``); at once, if there
-    are none."""
+    """Calls ``then`` with the last callback of some works; at once, if there are none.
+    ``elsewhere``: as of ``Work.call_back``."""
     left = len(works)
     counting = threading.Lock()
 

@@ -232,17 +232,17 @@ class Agreement:
             seen=self._seen,
             behind=self.behind,
         )
-        self._control.send_all(Kind.READY, self._mine())
+        self._control.send_all(Kind.READY, self._packed_ready())
 
     def _repeat_ready(self, rank: int) -> None:
         if self._waits:
-            self._control.send(rank, Kind.READY, self._mine())
+            self._control.send(rank, Kind.READY, self._packed_ready())
 
     @property
     def _waits(self) -> bool:
         return self._terms.rank in self._ready and self.formation is None
 
-    def _mine(self) -> bytes:
+    def _packed_ready(self) -> bytes:
         return messages.pack_ready(self._ready[self._terms.rank], self._clock())
 
     # ---- receiving ----

@@ -343,17 +343,19 @@ def require_whole_model(model: nn.Module) -> None:
         )
 
 
-def require_apart(ids: Container[int], places: Sequence[int]) -> None:
+def require_apart(ids: Container[int], default_ranks: Sequence[int]) -> None:
     """Raises ConfigError if a DDP with one of the parameters spans ranks of OuterStep's
     communicator, and exchanges.
 
     Args:
         ids: id() of each parameter.
-        places: the ranks that the communicator connects, by their numbers in torch.distributed's
-            default group.
+        default_ranks: the ranks that the communicator connects, by their numbers in
+            torch.distributed's default group.
     """
     for wrapper in _exchanging(ids):
-        shared = sorted(set(dist.get_process_group_ranks(wrapper.process_group)) & set(places))
+        shared = sorted(
+            set(dist.get_process_group_ranks(wrapper.process_group)) & set(default_ranks)
+        )
         if len(shared) > 1:
             raise ConfigError(
                 f"OuterStep: the model is wrapped in DistributedDataParallel over ranks {shared}, "

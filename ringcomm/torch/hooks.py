@@ -8,7 +8,7 @@ the optimizer is launched while the last results are still being copied there.
 The state consists of parts that know only each other's interfaces:
 
     codec policy    the codec of each step                 codec_policy.py
-    pace            which step's mean a backward gets      pace.py
+    pace            which step's mean a backward gets      pace.py, stale.py
     transport       the way to the other ranks and back    transport.py, trips.py
     residuals       codec errors to add later, by name     named_feedback.py
     account         bytes and times                        account.py
@@ -227,6 +227,8 @@ class HookState:
         parameter that is not the model's."""
         return self.residuals.feedback_of(parameter) or False
 
+    # ---- checkpoints, and the end ----
+
     @without_exact
     def state_dict(self) -> dict[str, Any]:
         """State of this rank for a checkpoint: residuals and gradients in flight, by parameter, the
@@ -437,6 +439,8 @@ class HookState:
             group. works and steps are those of the latest 1000 steps.
         """
         return self.account.report()
+
+    # ---- copies ----
 
     def __getstate__(self) -> dict[str, Any]:
         return {

@@ -2,6 +2,7 @@
 
     Pace            the mean of this step, waited for      this module
     OneStepStale    the mean of the step before            stale.py
+    pace_of         makes the pace of a setting            stale.py
 
 Invariants: a pace gives each bucket to the transport once, in the order of DDP's calls. The
 gradients that it returns are the same on all ranks.
@@ -41,8 +42,9 @@ class Pace:
         missing."""
 
     def finish_previous_step(self, step: int) -> None:
-        """Waits, before the first bucket of a step, until the works of the step before are over,
-        failed ones included (``Transport.error``). (In synchronous training DDP has waited.)"""
+        """Waits until the works of the step before are over, failed ones included
+        (``Transport.error``): before a step's first bucket, a flush, a load, or a change of the
+        loss scale. (In synchronous training DDP has waited.)"""
 
     def launch(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
         """Sends a bucket, in the thread of backward. Returns a Future of its buffer, which then

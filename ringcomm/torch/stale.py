@@ -42,10 +42,10 @@ from .streams import future_on
 from .transport import GradientFuture, Transport
 from .wrapped import inner_of, wrappers_of
 
-LEAST_BITS = 4
+_LEAST_BITS = 4
 _Layout = tuple[tuple[int, int], ...]
 """Layout of a bucket: id() of each parameter, and the start of its gradient."""
-_TILE = 1 << 20  # elements that _swap exchanges at once
+_TILE = 1 << 20  # elements that _swap moves at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,10 +116,10 @@ class OneStepStale(Pace):
                 "parameters; give HookState(..., model=model)"
             )
         for codec in codecs:
-            if codec.bits < LEAST_BITS:
+            if codec.bits < _LEAST_BITS:
                 raise ConfigError(
                     f"pace='stale1' with compression={codec.name!r}: what a codec of less than "
-                    f"{LEAST_BITS} bits leaves for later would come later still, and training "
+                    f"{_LEAST_BITS} bits leaves for later would come later still, and training "
                     "diverges; give int4 or a gentler codec, or pace='every'"
                 )
 
@@ -172,7 +172,7 @@ class OneStepStale(Pace):
 
     def _defer(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
         """Sends a copy of the bucket, and writes the mean of the step before to the bucket."""
-        store = self._exchange(bucket)
+        store = self._swap_with_late(bucket)
         scale = self._residuals.store.loss_scale
         if self._correction is not None:
             self._correction.note(bucket.slices, store, bucket.buffer, scale)
@@ -184,7 +184,7 @@ class OneStepStale(Pace):
         over.set_result(bucket.buffer)
         return over  # type: ignore[no-any-return]
 
-    def _exchange(self, bucket: GradientBucket) -> torch.Tensor:
+    def _swap_with_late(self, bucket: GradientBucket) -> torch.Tensor:
         """Moves the bucket's gradients to memory of this module, and returns that. The bucket gets
         the late means, scaled to the present loss scale, and zeros where there is none."""
         buffer = bucket.buffer
@@ -287,6 +287,9 @@ class OneStepStale(Pace):
         self._stores = {}
         if self._correction is not None:
             self._correction.restore(correction)
+
+
+# ---- from the setting ----
 
 
 def pace_of(

@@ -37,8 +37,8 @@ GradientFuture = torch.futures.Future[torch.Tensor]
 
 
 class Transport(Protocol):
-    """Computes the mean of a bucket over all ranks. What has a body here is for one whose residuals
-    are those of whole parameters, and whose communicator connects all ranks.
+    """Computes the mean of a bucket over all ranks. The methods with a body suit a transport whose
+    residuals are those of whole parameters, and whose communicator connects all ranks.
 
     Attributes:
         error: the first failure of a collective; None so far.
@@ -90,7 +90,8 @@ class Transport(Protocol):
 
 
 class BucketInFlight:
-    """A bucket on its way."""
+    """A bucket on its way: its exchanges, and the Future of its mean. By itself it is a bucket that
+    is not sent."""
 
     def __init__(self, transport: Transport, bucket: GradientBucket) -> None:
         self._transport = transport

@@ -73,7 +73,7 @@ class HierarchicalTransport(Transport):
 
     @property
     def place(self) -> Place:
-        """Host, and place there."""
+        """Name of this rank in its own state: its host, and its place there."""
         return place_in(self.grid)
 
     @functools.cached_property
@@ -94,8 +94,8 @@ class HierarchicalTransport(Transport):
         self.grid.watch(self.fail)
 
     def launch(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
-        """Starts a bucket's trip. Raises RingcommError, and any error of the local group; it fails
-        the step on all ranks."""
+        """Starts a bucket's trip. Raises RingcommError, and any error of the local group;
+        either fails the step on all ranks."""
         try:
             trip = Trip(self, bucket, codec)
             future = trip.future()
@@ -185,13 +185,13 @@ class Rows:
 
     Attributes:
         table: a row for each place; at first the parts' values divided by the number of places.
-        spans: start and end of each part in a row.
+        ranges: start and end of each part in a row.
     """
 
     def __init__(self, parts: list[torch.Tensor], places: int) -> None:
         widths = [-(-part.numel() // places) for part in parts]
         ends = np.cumsum(widths).tolist()
-        self.spans = [(end - width, end) for width, end in zip(widths, ends, strict=True)]
+        self.ranges = [(end - width, end) for width, end in zip(widths, ends, strict=True)]
         self._parts = parts
         if len(parts) == 1 and parts[0].numel() == places * widths[0]:
             self.table = parts[0].view(places, widths[0]).div_(places)
@@ -205,7 +205,7 @@ class Rows:
     def _cut(self, places: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yields pairs of equal views, one in the table, one in the bucket, that cover all
         elements."""
-        for part, (start, end) in zip(self._parts, self.spans, strict=True):
+        for part, (start, end) in zip(self._parts, self.ranges, strict=True):
             width = end - start
             full = part.numel() // width if width else 0
             left = part.numel() - full * width
@@ -249,7 +249,7 @@ class Trip(BucketInFlight):
                 self._arrival.wait()
             column, parts = self._grid.column, self._parts.travelling
             with self._grid.ranks_named(column):
-                for (start, end), part in zip(self._rows.spans, parts, strict=True):
+                for (start, end), part in zip(self._rows.ranges, parts, strict=True):
                     self.start(column, self.shard[start:end], part)
 
     def gather_on_host(self, stream: Any) -> None:
@@ -271,6 +271,6 @@ class Trip(BucketInFlight):
         whole share NaN, so its first value is enough."""
         looked_at = [
             (start, min(start + 1, end) if part.codec.quantises else end)
-            for (start, end), part in zip(self._rows.spans, self._parts.travelling, strict=True)
+            for (start, end), part in zip(self._rows.ranges, self._parts.travelling, strict=True)
         ]
         return NonFiniteFlag([self._rows.table[:, start:end] for start, end in looked_at])

@@ -1,7 +1,7 @@
 """The ranks of a run: process group, communicator and control messages.
 
-Methods (methods.py) are built on a process group, ringcomm's or gloo's. By the method "gradients"
-these are exchanged by ringcomm's DDP hook, or by DDP itself over the group.
+The classes of methods.py use a process group, ringcomm's or gloo's. With --method gradients
+ringcomm's DDP hook exchanges the gradients, or DDP itself does over the group.
 
     --backend   --hook    gradients by              control messages between ranks by
     ringcomm    yes       ringcomm's hook, over the group's communicator       the same
@@ -12,8 +12,8 @@ these are exchanged by ringcomm's DDP hook, or by DDP itself over the group.
 Under torchrun the group meets at the launcher's store. Under mpirun ringcomm's ranks find each
 other by themselves, and for gloo rank 0 opens a store on a free port, which ringcomm broadcasts.
 
-Invariants: a world of one uses neither DDP nor a group. Collective methods say so and must be
-called by all ranks in the same order.
+Invariants: a world of one uses neither DDP nor a group. Functions that are collective say so; all
+ranks call them in the same order.
 """
 
 from __future__ import annotations

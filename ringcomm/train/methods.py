@@ -3,7 +3,7 @@
 A Method makes the optimizer, prepares the model, and does the exchange between the ranks
 in training. ``method_of`` chooses it by the options.
 
-    Alone       nothing, in a world of one
+    Method      nothing: the base; in a world of one, for all but Momentum and Largest
     Gradients   DDP's buckets, by its own all-reduce                          every step
     Hooked      DDP's buckets, by ringcomm's hook                             every step
     Momentum    the optimizer's state, by ringcomm.torch.optim                every step

@@ -6,8 +6,9 @@
     dlpack    other objects that lie on a GPU by DLPack
 
 ``view`` is the one way to any tensor's memory; it asks the faces in turn. A face has two functions:
-``takes`` an object, and its ``view``; and it lists in views.PLAIN the class whose memory is found
-without a View. Libraries are used only if the caller has imported them already.
+``takes`` tells whether an object is its own, and ``view`` makes the View. numpy and torch also
+enter in views.PLAIN a function that finds a plain tensor's memory without a View. Libraries are
+used only if the caller has imported them already.
 
 Invariants: no CUDA call is made for a tensor without elements. Tensors that a library makes for a
 call are made on the stream that the call follows.

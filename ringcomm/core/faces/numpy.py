@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import TensorError
 from ..native import ffi
-from ..views import PLAIN, SHARED, Plain, View, class_name, dtype_named, shares_memory
+from ..views import NOT_WRITABLE, PLAIN, Plain, View, class_name, dtype_named, shares_memory
 
 _from_buffer = ffi.from_buffer
 
@@ -112,7 +112,7 @@ def _view(obj: Any, array: np.ndarray[Any, Any], writable: bool) -> View:
         dense = np.array(array, order="C", copy=True)
         if writable:
             if shares_memory(array.shape, array.strides, array.itemsize):
-                raise TensorError(SHARED)
+                raise TensorError(NOT_WRITABLE)
             target = array.view()  # the caller may change the flags or shape of its own array
 
             def finish() -> None:

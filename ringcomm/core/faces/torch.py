@@ -25,8 +25,8 @@ from .. import cuda
 from ..native import ffi
 from ..views import (
     LEGACY_STREAM,
+    NOT_WRITABLE,
     PLAIN,
-    SHARED,
     DeviceView,
     Plain,
     View,
@@ -118,7 +118,7 @@ def _host_view(torch: Any, tensor: Any, writable: bool) -> View:
         gathered = dense.resolve_neg().contiguous()
         if writable:
             if shares_memory(tensor.shape, tensor.stride(), 1):
-                raise TensorError(SHARED)
+                raise TensorError(NOT_WRITABLE)
             storage = dense.untyped_storage()
             nbytes = storage.nbytes()
 

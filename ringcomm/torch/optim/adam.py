@@ -27,9 +27,10 @@ sqrt(N) times Adam's. A renewal keeps m; it multiplies the residuals, which are 
 by old over new q.
 
 Invariants: from the freeze on, v in the padding repeats the parameter's last elements of v. R of a
-block counts the padding, and a checkpoint does not have it. q follows from v and eps, and is the
-same on all ranks to the bit, as a block's elements are summed in one order. When to freeze and to
-renew follows from the number of the step, from settings, and from sums that are equal on all ranks.
+block counts the padding, which a load fills again, as no checkpoint has it. q follows from v and
+eps, and is the same on all ranks to the bit, as a block's elements are summed in one order. When to
+freeze and to renew follows from the number of the step, from settings, and from sums that are equal
+on all ranks.
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ from .wire import WireOptimizer, WireSettings
 Freeze = int | Literal["stable"]
 Refresh = Literal["exponential"] | None
 _USES = 4  # renewals at one interval before it doubles
-_MOST = 128  # steps between renewals, or the variance's memory if that is longer
+_MOST = 128  # longest interval of renewals, in steps; or the variance's memory if that is longer
 _RATIO = 0.96  # 1-bit Adam's: least ratio of a stable variance at both ends of its memory
 _LOOKS_BACK = 100  # longest memory, in steps, if the variance will be renewed
-_LOOKS = 16  # number of times it is examined in the length of its memory
+_LOOKS = 16  # looks at the sum of the variance in the length of its memory
 _BOUND = 5.0  # most noise that an element gets from its block, in units of its own update
 
 
@@ -202,7 +203,7 @@ class Frozen(Rule):
 
     def __init__(self, freeze: Freeze, beta2: float, compression: str, dense: str) -> None:
         self.freeze = FreezePoint(freeze, beta2, renews=self.renews)
-        most = max(_MOST, steps_remembered(beta2))
+        most = max(_MOST, _steps_remembered(beta2))
         self.renewals = Renewals(_USES, most) if self.renews else None
         self._first = (Exchange("gradient", dense),)
         self._then = (Exchange("momentum", compression),)
@@ -225,7 +226,7 @@ class Frozen(Rule):
             out.copy_(span.gradient)
         elif what == "variance":
             out.copy_(span.state["own_sq"])
-            _own(span, out)
+            _add_own_square(span, out)
         else:
             beta = span.group["betas"][0]
             for tile in span.tiles():
@@ -255,7 +256,7 @@ class Frozen(Rule):
     ) -> Mapping[str, torch.Tensor] | None:
         if self.renewals is None and "momentum" in means:
             require(
-                "parameters came behind the freeze, and their variance is unknown: use "
+                "parameters were added after the freeze, and their variance is unknown: use "
                 "refresh='exponential', or a new optimizer",
                 None,
                 span.name in self._ages,
@@ -266,7 +267,7 @@ class Frozen(Rule):
         else:
             self._momentum_step(span, means["momentum"])
         if self.renewals is not None:
-            _own(span, span.state["own_sq"])
+            _add_own_square(span, span.state["own_sq"])
         return self._renew(span, means["variance"]) if "variance" in means else None
 
     def _momentum_step(self, span: Span, mean: torch.Tensor) -> None:
@@ -373,7 +374,7 @@ class FreezePoint(Kept):
     def __init__(self, freeze: Freeze, beta2: float, *, renews: bool) -> None:
         fits = freeze == "stable" if isinstance(freeze, str) else is_integer(freeze) and freeze >= 1
         require("freeze value, give the number of a step, or 'stable'", repr(freeze), fits)
-        self._memory, self._patience = steps_remembered(beta2), 5
+        self._memory, self._patience = _steps_remembered(beta2), 5
         if renews:
             self._memory, self._patience = min(self._memory, _LOOKS_BACK), 2
         self._stride = max(1, self._memory // _LOOKS)
@@ -436,7 +437,7 @@ class Renewals(Kept):
         self._next = step + self.interval - passed % self.interval
 
 
-def steps_remembered(beta2: float) -> int:
+def _steps_remembered(beta2: float) -> int:
     """Returns the number of steps that a mean with this beta remembers."""
     return max(1, round(1 / (1 - beta2)))
 
@@ -485,7 +486,7 @@ def _steps_to_forget(beta: float) -> int:
     return math.ceil(-24 * math.log(2) / math.log(beta)) if beta > 0 else 1
 
 
-def _own(span: Span, square: torch.Tensor) -> None:
+def _add_own_square(span: Span, square: torch.Tensor) -> None:
     """Adds this rank's gradient to the mean square of its own gradients."""
     beta = span.group["betas"][1]
     for tile in span.tiles():

@@ -4,9 +4,10 @@
     Muon               has each matrix's update computed by its owner         muon.py
     SparseOptimizer    sends the largest blocks of gradients by buckets       torch/sparse
 
-The buckets of parameters (Span, Owned, HostBucket), called spans here, are laid out here. With
-overlap, a span's exchange begins in backward, as soon as all its gradients are computed (Overlap).
-The subclass does the rest.
+Buckets of parameters (Span, Owned, HostBucket) are called spans here. This module finds the
+parameters that have no span yet, and the subclass lays them out (``_add``). With overlap, a span's
+exchange begins in backward, as soon as all its gradients are computed (Overlap). The subclass
+defines the exchange and the update (``_step``).
 
 Invariants: all ranks have the same parameters when the optimizer is made, and lay out the same
 ones in the same order. Nothing else exchanges the gradients of these parameters. Exchanges begin in
@@ -53,7 +54,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
 
     Making one is a collective: all ranks start from rank 0's parameters. (Buffers, as those of
     BatchNorm, are not exchanged.) ``step`` is a collective, too. The model is not in
-    DistributedDataParallel, or ``attach`` has stopped its exchange.
+    DistributedDataParallel, or ``ringcomm.torch.attach`` has stopped its exchange.
 
     Args:
         params, defaults: as in torch.optim.Optimizer.
@@ -302,7 +303,7 @@ class Overlap(Generic[S, F]):
                 hook = functools.partial(self._arrived, number)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
         self._spans += spans
-        self._waiting += [len(span.slices) for span in spans]
+        self._lacking += [len(span.slices) for span in spans]
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -351,7 +352,7 @@ class Overlap(Generic[S, F]):
         self._begun: list[F] = []
         self.is_in_step = False
         self._versions: dict[int, tuple[torch.Tensor | None, int]] = {}
-        self._waiting = [len(span.slices) for span in self._spans]  # gradients that each one lacks
+        self._lacking = [len(span.slices) for span in self._spans]  # gradients that each one lacks
 
     def _arrived(self, number: int, _: torch.Tensor) -> None:
         if self._paused:
@@ -363,8 +364,8 @@ class Overlap(Generic[S, F]):
                 "(with reentrant checkpoints, too)"
             )
         self.is_in_step = True
-        self._waiting[number] -= 1
-        while len(self._begun) < len(self._spans) and self._waiting[len(self._begun)] <= 0:
+        self._lacking[number] -= 1
+        while len(self._begun) < len(self._spans) and self._lacking[len(self._begun)] <= 0:
             self._begin()
 
     def _begin(self) -> None:

@@ -8,10 +8,13 @@ A parameter is large if it has more than one dimension and ``threshold`` bytes. 
 joined until a span has ``span_bytes``; the small ones of a group are one span. All ranks lay out
 alike, which follows from the parameters' shapes and order.
 
+ParameterBucket is the base of Span, of Muon's Owned and of HostBucket (torch/sparse).
+
 Invariants: a span's flat tensors have one dtype: float64 for float64 parameters, else float32. The
 padding of an outgoing tensor repeats values of the block's own parameter, so a block's scale is
 that of its values. Padding in flat states has no meaning, and is in no checkpoint: to count or sum
-elements read them by ``views``, never whole, or call ``fill_padding`` first.
+elements, read all parameters by ``parts`` or those of this step by ``views``, never the whole
+tensor, or call ``fill_padding`` first.
 """
 
 from __future__ import annotations
@@ -162,9 +165,10 @@ class Span(ParameterBucket):
         name: equal on all ranks, and in checkpoints.
         group: the parameter group: its hyperparameters.
         step: the number of the step in progress, from 1.
-        rank, world_size: the communicator's.
+        world_size: the communicator's.
         is_small: whether it holds the small parameters.
         state: the rule's flat tensors by name.
+        master: the float32 copy of 16-bit parameters, flat; None for others.
         gradient: this rank's gradient, flat, in ``outgoing`` and ``update``. Zero for a parameter
             without one.
         present: for each parameter, whether any rank has a gradient of it in this step.
@@ -180,7 +184,7 @@ class Span(ParameterBucket):
         super().__init__(held, places_of(held, align), master_dtype(first.dtype), first.device)
         self.group: dict[str, Any] = {}
         self.step = 0
-        self.rank, self.world_size = 0, 1
+        self.world_size = 1
         self.present = [True] * len(self.slices)
         self.state = {name: self.zeros() for name in states}
         self.master = self.zeros() if first.dtype != self.dtype else None

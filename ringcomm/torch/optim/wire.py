@@ -12,8 +12,8 @@ With overlap the spans begin in backward, and the ranks agree when all have begu
 
 Invariants: a parameter's update is the same on all ranks, to the bit, by operations that round
 alike on all CPUs. A step that one rank cannot make, as its gradients are not finite, is skipped on
-all, and changes nothing. Exchanges are submitted in one order on all ranks. Hyperparameters are
-never sent.
+all, and changes nothing. Exchanges are submitted in one order on all ranks. Ranks compare
+hyperparameters by a digest, and none takes another rank's.
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
     def _use(self, spans: list[Span]) -> None:
         self._spans = spans
         for span in spans:
-            span.rank, span.world_size = self._comm.rank, self._comm.world_size
+            span.world_size = self._comm.world_size
             span.group = self.param_groups[span.group_index]
             for place in span.slices:
                 self.state[place.tensor] = {

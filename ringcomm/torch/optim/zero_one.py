@@ -168,8 +168,8 @@ class _ZeroOne(Rule):
             self._step_together(span, means)
             return
         require(
-            "parameters came behind var_freeze_step, and their variance is unknown: make a new "
-            "optimizer",
+            "parameters were added after var_freeze_step, and their variance is unknown: make a "
+            "new optimizer",
             None,
             span.name in self._ages,
         )

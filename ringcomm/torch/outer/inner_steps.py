@@ -17,10 +17,10 @@ Adam for ever: that rank's deltas would not count in any later round. So gradien
 before each step, as a GradScaler does, in one pass that writes nothing. If one is not finite, or so
 large that its square is not, the gradients are set to None, and the optimizer changes nothing.
 
-Weights that a step itself spoils are found when the rank's delta is taken (round.py). They are
-then replaced by the anchor, and the optimizer's state of these parameters is reset. A copy of that
-state as of the last round would lose less, but cost AdamW the memory of two more models for a rare
-case.
+Weights that a step itself spoils are found when the rank's delta is taken (round.py). They are then
+replaced by the anchor, and the optimizer's state of each parameter is reset where that state is not
+finite. A copy of the state as of the last round would lose less, but cost AdamW the memory of two
+more models for a rare case.
 
 Invariants: a step that a GradScaler checks is not checked here. All hooks are entered in an
 ExitStack, whose end removes them.
@@ -63,7 +63,8 @@ def require_scaler(scaler: Any) -> None:
 
 
 def follow_scaler(scaler: Any, on_tick: Callable[[], None], hooks: contextlib.ExitStack) -> None:
-    """Calls ``on_tick`` when the scaler has been updated, by a replacement of its ``update``."""
+    """Calls ``on_tick`` after each ``scaler.update()``, whose replacement stays until ``hooks`` is
+    closed."""
     update = scaler.update
 
     def update_and_tick(*args: Any, **kwargs: Any) -> Any:
@@ -112,13 +113,13 @@ class Guard:
     Args:
         optimizers: the optimizers that OuterStep was given.
         names: names of the model's trained parameters, by id().
-        core: the rounds, which count iterations.
+        rounds: they count iterations.
     """
 
     def __init__(
-        self, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str], core: Rounds
+        self, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str], rounds: Rounds
     ) -> None:
-        self._optimizers, self._names, self._core = optimizers, names, core
+        self._optimizers, self._names, self._rounds = optimizers, names, rounds
         self._dropped_at = -1  # round in which the weights were last not finite
 
     def follow(self, hooks: contextlib.ExitStack) -> None:
@@ -154,36 +155,36 @@ class Guard:
             return
         for parameter in held:
             parameter.grad = None
-        self._core.report.skipped += 1
-        count = self._core.report.skipped
+        self._rounds.report.skipped += 1
+        count = self._rounds.report.skipped
         if count == 10 ** (len(str(count)) - 1):
             name = self._names.get(id(held[bad]), "a parameter")
             warn_caller(
-                f"OuterStep: the gradient of {name!r} is not finite on rank {self._core.rank} in "
-                f"iteration {self._core.iteration + 1}: the step is left out there, {count} so far "
-                "(outer.report().skipped)"
+                f"OuterStep: the gradient of {name!r} is not finite on rank {self._rounds.rank} in "
+                f"iteration {self._rounds.iteration + 1}: the step is left out there, {count} so "
+                "far (outer.report().skipped)"
             )
 
     def resume_from_anchor(self) -> None:
-        """Resets the optimizers and warns, after the weights were not finite and were replaced by
-        the anchor."""
-        before, self._dropped_at = self._dropped_at, self._core.number
+        """Resets what is not finite in the optimizers' states, and warns: the weights were not
+        finite, and the anchor has replaced them."""
+        before, self._dropped_at = self._dropped_at, self._rounds.number
         also, mended = "", self._mend()
         if mended:
             also = (
                 f". Its optimizer's state of {mended} parameters was not finite either, and "
                 "begins anew"
             )
-        elif not self._optimizers and before == self._core.number - 1:
+        elif not self._optimizers and before == self._rounds.number - 1:
             also = (
                 ". This is the second time in a row: the optimizer's state, such as Adam's "
                 "means, may not be finite either. Clear it (optimizer.state.clear()), or give "
                 "OuterStep the optimizer"
             )
         warn_caller(
-            f"OuterStep: the weights of rank {self._core.rank} were not finite after iteration "
-            f"{self._core.iteration}: they did not count in round {self._core.number}, and it went "
-            f"on from the anchor{also}"
+            f"OuterStep: the weights of rank {self._rounds.rank} were not finite after iteration "
+            f"{self._rounds.iteration}: they did not count in round {self._rounds.number}, and it "
+            f"went on from the anchor{also}"
         )
 
     def _mend(self) -> int:

@@ -67,9 +67,10 @@ class Hello(Message):
 
     Attributes:
         is_starting: it has just been attached, and is in no round.
-        has_state: it has loaded a state, or taken part in a round; and not apart from the others.
+        has_state: it has loaded a state or taken part in a round. False for a rank that comes
+            back: it may have made rounds apart from the others.
         number: number of its next round.
-        place: its rank in torch.distributed's default group; -1 without one.
+        default_rank: its rank in torch.distributed's default group; -1 without one.
         setup: digest of all settings that must be the same on all ranks.
     """
 
@@ -77,7 +78,7 @@ class Hello(Message):
     is_starting: bool
     has_state: bool
     number: int
-    place: int
+    default_rank: int
     setup: bytes
 
 
@@ -133,7 +134,7 @@ class Headers:
 
     Attributes:
         all_end: whether all ranks flush.
-        is_over: whether, in addition, none has anything left to send.
+        ends_flush: whether all ranks flush and none has anything left to send: the flush is over.
         dropped: ranks of the communicator whose deltas were not finite.
         counting: number of deltas that count.
     """
@@ -141,7 +142,7 @@ class Headers:
     def __init__(self, rows: Sequence[Header]) -> None:
         self.rows = list(rows)
         self.all_end = all(row.is_ending for row in rows)
-        self.is_over = self.all_end and not any(row.has_unsent for row in rows)
+        self.ends_flush = self.all_end and not any(row.has_unsent for row in rows)
         self.dropped = [rank for rank, row in enumerate(rows) if row.is_dropped]
         self.counting = sum(row.counts for row in rows)
 
@@ -224,7 +225,7 @@ class Round:
             self._send(comm, timeout)
         self.headers = headers = Headers(Header.rows(gathering))
         self.is_moving, self.means = headers.counting > 0, []
-        if headers.is_over:
+        if headers.ends_flush:
             return
         if not self.sent:
             self._send(comm, timeout)

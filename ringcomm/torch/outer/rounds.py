@@ -9,11 +9,13 @@ some rank does not flush, as it counts iterations differently or trains longer, 
 take part in its rounds. When all flush, each fragment with unsent training has one more round; a
 round in which no rank has any left ends the flush.
 
-Between a send and its application a thread of this object runs the round, while the caller's thread
+Between a send and its application a thread of Rounds runs the round, while the caller's thread
 continues training: it takes the deltas, sends and receives, and computes the next anchor. With a
 delay of 0, and in a flush, the caller's thread does this.
 
-Peers decide on the members of rounds: a ringcomm.membership.Membership, or FixedPeers.
+    RoundPace     at which iterations rounds are due
+    FixedPeers    members that never change; a ringcomm.membership.Membership's may
+    Rounds        the rounds of one rank
 
 Invariants: one round at a time. The number of a round determines its fragment, on all ranks. A pace
 counts its own rounds, not those that a flush adds, so a flush does not shift later rounds. Between
@@ -55,7 +57,10 @@ _SCALARS = 1024  # bytes of the message with a state's scalars
 _REMEDY = "OuterStep(comm=Membership()) goes on without a rank that is lost: docs/LOSING_A_RANK.md"
 
 
-class Pace(Kept):
+# ---- when rounds are due ----
+
+
+class RoundPace(Kept):
     """A round of each fragment every so many iterations; fragments take turns.
 
     Args:
@@ -99,7 +104,10 @@ class Pace(Kept):
             self._begin, self._rounds = self._begin + self.every, 0
 
     def __repr__(self) -> str:
-        return f"Pace({self.every})"
+        return f"RoundPace({self.every})"
+
+
+# ---- among whom ----
 
 
 class NoChange:
@@ -133,6 +141,9 @@ class FixedPeers:
 Peers = FixedPeers | membership.Membership
 
 
+# ---- the rounds ----
+
+
 class Rounds(Kept):
     """The rounds of one rank.
 
@@ -153,7 +164,8 @@ class Rounds(Kept):
         number: number of the next round.
         current: the round on its way, if any.
         has_state: whether it has loaded a state, or taken part in a round.
-        kept: what a rank that is given the state takes, beside the blocks' states; no checkpoint.
+        kept: the numbers that a rank takes beside the blocks' states when others give it the
+            state; state.py has the checkpoints.
     """
 
     kept = ("iteration", "number", "_entered", "pace")
@@ -161,7 +173,7 @@ class Rounds(Kept):
     def __init__(
         self,
         fragments: list[Fragment],
-        pace: Pace,
+        pace: RoundPace,
         delay: int,
         digest: Callable[[], bytes],
         timeout: float | None,
@@ -177,9 +189,9 @@ class Rounds(Kept):
         self.delay, self._setup, self._timeout = delay, b"", timeout
         self._digest, self._on_away, self._on_dropped = digest, on_away, on_dropped
         self.peers: Peers
-        self._entered = 0
+        self._entered = 0  # rounds, the last one of a flush included, which ``number`` leaves out
         self.scratch = Scratch()
-        self._is_checked = False
+        self._is_data_checked = False
         self._worker = Worker("ringcomm outer step")
         self._job: Future[None] | None = None
 
@@ -274,7 +286,7 @@ class Rounds(Kept):
             assert self.current is not None
             headers = self.current.headers
             assert headers is not None
-            if headers.is_over:
+            if headers.ends_flush:
                 self.current = None
                 return
             if not headers.all_end:
@@ -331,13 +343,13 @@ class Rounds(Kept):
                     change = self.peers.lost(again)
 
     def _exchange_hellos(self, joins: bool, is_starting: bool) -> Hellos:
-        place = dist.get_rank() if dist.is_initialized() else -1
+        default_rank = dist.get_rank() if dist.is_initialized() else -1
         comm = self.peers.comm
         # One who joins may have made as many rounds as the others, apart from them.
         has_state = self.has_state and not joins
-        hello = Hello(is_starting, has_state, self.number, place, self._setup)
+        hello = Hello(is_starting, has_state, self.number, default_rank, self._setup)
         if isinstance(self.peers, FixedPeers) and not is_starting:
-            return Hellos([hello] * comm.world_size, comm.rank)
+            return Hellos([hello] * comm.world_size, comm.rank)  # alike since the start
         hellos = Hellos(Hello.rows(hello.gathered(comm, self._timeout)), comm.rank)
         if any(hellos.needs_state):
             self.finish_round()  # a restored one, of which those that need the state know nothing
@@ -432,8 +444,8 @@ class Rounds(Kept):
                 self.number - 1,
                 [members[rank] for rank in headers.dropped],
             )
-        same = None if self._is_checked else headers.same_data()
-        self._is_checked = True
+        same = None if self._is_data_checked else headers.same_data()
+        self._is_data_checked = True
         if same is not None:
             warnings.warn(
                 f"ranks {members[same[0]]} and {members[same[1]]} have trained on the same first "

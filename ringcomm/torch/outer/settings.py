@@ -15,7 +15,7 @@ from ...communicator import Communicator
 from ...errors import ConfigError
 from ...membership import Membership
 from ..argument_checks import require_number, require_whole, takes
-from .rounds import FixedPeers, Pace, Peers
+from .rounds import FixedPeers, Peers, RoundPace
 from .rules import Rule, Sparse, rule_of
 from .wires import DenseWires, SparseWires, Wires
 
@@ -58,7 +58,7 @@ class Chosen:
         timeout: seconds that a rank waits for the others in a round; None: the communicator's.
     """
 
-    pace: Pace
+    pace: RoundPace
     rule: Rule
     wires: Wires
     peers: Peers | None
@@ -77,7 +77,7 @@ def choose(
     timeout: float | None,
 ) -> Chosen:
     """Returns the parts for OuterStep's settings. Raises ConfigError for one that cannot work."""
-    pace = Pace(every, require_whole("fragments", fragments, 1))
+    pace = RoundPace(every, require_whole("fragments", fragments, 1))
     _require_delay(require_whole("delay", delay, 0), pace, fragments)
     if outer is None:
         outer = "mean" if every is None else "nesterov"
@@ -111,7 +111,7 @@ def _peers(comm: Communicator | Membership | None) -> Peers | None:
     return comm
 
 
-def _require_delay(delay: int, pace: Pace, fragments: int) -> None:
+def _require_delay(delay: int, pace: RoundPace, fragments: int) -> None:
     if delay and pace.every is None:
         raise ConfigError(f"Invalid delay: {delay}; with every=None nothing goes on meanwhile")
     if pace.every is not None and delay * fragments >= pace.every:

@@ -30,12 +30,12 @@ _METHOD = "OuterStep"
 _KEYS = {"outer", "fragments", "anchor", "memory", "wires", "iteration", "number", "pace"}
 
 
-def saved(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dict[str, Any]:
+def saved(rounds: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dict[str, Any]:
     """Returns this rank's own state, or the gathered one, which is a collective. The result of a
     round on its way must have come."""
     kept: dict[str, dict[str, torch.Tensor]] = {"": {}}
-    applied = None if own else core.current
-    for fragment in core.fragments:
+    applied = None if own else rounds.current
+    for fragment in rounds.fragments:
         states = [block.state for block in fragment.blocks]
         if applied is not None and applied.fragment is fragment and applied.is_moving:
             states = applied.next_states
@@ -43,16 +43,16 @@ def saved(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dict[
             for slot, tensor in here.items():
                 parts = kept.setdefault(slot, {})
                 parts.update((name, part.clone()) for name, part in block.named(tensor))
-    counted = {"iteration": core.iteration, "pace": core.pace.saved()}
+    counted = {"iteration": rounds.iteration, "pace": rounds.pace.saved()}
     if not own:  # ranks may count differently
         counted = CommExchange(comm).shared(counted)
     state = {
         "format": _FORMAT,
         "method": _METHOD,
-        "outer": _rule_of(core),
+        "outer": _rule_of(rounds),
         **counted,
-        "number": core.number + (applied is not None),
-        "fragments": len(core.fragments),
+        "number": rounds.number + (applied is not None),
+        "fragments": len(rounds.fragments),
         "anchor": kept.pop(""),
         "memory": kept,
         "wires": wires.saved(comm, own=own),
@@ -60,8 +60,8 @@ def saved(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dict[
     if own:
         state["exact"] = {
             **place_of(comm),
-            "iterations": [one.iterations for one in core.fragments],
-            "flight": _round_state(core.current),
+            "iterations": [one.iterations for one in rounds.fragments],
+            "flight": _round_state(rounds.current),
         }
     return state
 
@@ -78,21 +78,21 @@ def _round_state(current: Round | None) -> dict[str, Any] | None:
     }
 
 
-def restore(core: Rounds, wires: Wires, comm: Communicator, state: Mapping[str, Any]) -> None:
+def restore(rounds: Rounds, wires: Wires, comm: Communicator, state: Mapping[str, Any]) -> None:
     """Restores a state. Raises ConfigError for one that does not fit."""
-    _require_fit(core, state)
+    _require_fit(rounds, state)
     exact = state.get("exact")
     place = place_of(comm)
     own = exact is not None and is_own(
         {"exact": {name: exact[name] for name in place if name in exact}}, place, "OuterStep"
     )
-    core.wait_for_round()
+    rounds.wait_for_round()
     if own or exact is None:
         wires.restore(state["wires"], comm)
     else:
         wires.reset_residuals()
-    core.current = None
-    for fragment in core.fragments:
+    rounds.current = None
+    for fragment in rounds.fragments:
         fragment.iterations = 0
         for block in fragment.blocks:
             for slot, tensor in block.state.items():
@@ -101,46 +101,52 @@ def restore(core: Rounds, wires: Wires, comm: Communicator, state: Mapping[str, 
                     part.copy_(parts[name])
             if not own:
                 block.scatter(block.anchor)
-    core.iteration, core.number = int(state["iteration"]), int(state["number"])
-    core.has_state = True
-    core.pace.restore(state["pace"])
+    rounds.iteration, rounds.number = int(state["iteration"]), int(state["number"])
+    rounds.has_state = True
+    rounds.pace.restore(state["pace"])
     if exact is not None:
-        _load_exact(core, exact, own=own)
+        _load_exact(rounds, exact, own=own)
 
 
-def _load_exact(core: Rounds, exact: Mapping[str, Any], *, own: bool) -> None:
+def _load_exact(rounds: Rounds, exact: Mapping[str, Any], *, own: bool) -> None:
     """Restores a rank's own part, and the round on its way. From another rank's state it takes only
     that round's result, which is the same on all."""
     if own:
-        before = [since[0] for since in exact.get("since", ())]  # form of earlier versions
+        before = [since[0] for since in exact.get("since", ())]  # of earlier versions
         counts = exact.get("iterations", before)
-        for fragment, iterations in zip(core.fragments, counts, strict=True):
+        for fragment, iterations in zip(rounds.fragments, counts, strict=True):
             fragment.iterations = int(iterations)
-    saved = exact["flight"]  # as it was called when the format was made
+    saved = exact["flight"]  # the round on its way
     if saved is not None:
-        anchors = [block.anchor for block in core.fragment.blocks]
+        anchors = [block.anchor for block in rounds.fragment.blocks]
         means, local = (
             [flat.to(anchor, copy=True) for flat, anchor in zip(flats, anchors, strict=False)]
             for flats in (saved["means"], (saved["at_send"] or ()) if own else ())
         )
-        header = core.header(is_ending=False)  # which is not sent any more
+        header = rounds.header(is_ending=False)  # which is not sent any more
         current = Round(
-            core.fragment, saved["due"], header, local, core.scratch, is_delayed=True, keeps=False
+            rounds.fragment,
+            saved["due"],
+            header,
+            local,
+            rounds.scratch,
+            is_delayed=True,
+            keeps=False,
         )
         current.means = means
         current.is_moving, current.is_dropped = saved["is_moving"], saved["is_dropped"] and own
         current.close()
-        core.current = current
+        rounds.current = current
 
 
-def _rule_of(core: Rounds) -> str:
+def _rule_of(rounds: Rounds) -> str:
     """Returns the rule's name in a state: Nesterov without momentum is the mean."""
-    block = core.fragments[0].blocks[0]
+    block = rounds.fragments[0].blocks[0]
     name = type(block.rule).__name__
     return "Mean" if name == "Nesterov" and not block.memory else name
 
 
-def _require_fit(core: Rounds, state: object) -> None:
+def _require_fit(rounds: Rounds, state: object) -> None:
     if not isinstance(state, Mapping) or state.get("method") != _METHOD:
         what = state.get("method", "something else") if isinstance(state, Mapping) else state
         raise ConfigError(f"this is no state of an OuterStep, but of {what}")
@@ -151,11 +157,11 @@ def _require_fit(core: Rounds, state: object) -> None:
     lacking = _KEYS - state.keys()
     if lacking:
         raise ConfigError(f"this is no whole state of an OuterStep: it lacks {sorted(lacking)}")
-    if state["pace"].keys() != core.pace.saved().keys():
-        raise ConfigError(f"the state is of another kind of every= than every={core.pace.every}")
-    for what, there, here in (
-        ("outer", "Mean" if state["outer"] == "Sgd" else state["outer"], _rule_of(core)),
-        ("fragments", state["fragments"], len(core.fragments)),
+    if state["pace"].keys() != rounds.pace.saved().keys():
+        raise ConfigError(f"the state is of another kind of every= than every={rounds.pace.every}")
+    for what, there, here in (  # "Sgd": as earlier versions called Nesterov without momentum
+        ("outer", "Mean" if state["outer"] == "Sgd" else state["outer"], _rule_of(rounds)),
+        ("fragments", state["fragments"], len(rounds.fragments)),
     ):
         if there != here:
             raise ConfigError(
@@ -163,26 +169,26 @@ def _require_fit(core: Rounds, state: object) -> None:
             )
     shapes = {
         name: tuple(one.tensor.shape)
-        for block in core.blocks
+        for block in rounds.blocks
         for name, one in zip(block.names, block.slices, strict=True)
     }
     saved = {name: tuple(tensor.shape) for name, tensor in state["anchor"].items()}
-    since = sorted(shapes.keys() - saved.keys())
-    if since and saved.items() <= shapes.items():
+    newer = sorted(shapes.keys() - saved.keys())
+    if newer and saved.items() <= shapes.items():
         raise ConfigError(
-            f"the state lacks {since[0]!r}, which is trained here: load it where the same "
+            f"the state lacks {newer[0]!r}, which is trained here: load it where the same "
             "parameters are trained as when it was saved, then flush(), detach(), train more, and "
             "make a new OuterStep; or begin without it, with no outer momentum"
         )
     if shapes != saved:
         wrong = sorted(set(shapes.items()) ^ set(saved.items()))[0][0]
         raise ConfigError(f"the state is of another model: they differ in {wrong!r}")
-    _require_whole(core, state)
+    _require_complete(rounds, state)
 
 
-def _require_whole(core: Rounds, state: Mapping[str, Any]) -> None:
+def _require_complete(rounds: Rounds, state: Mapping[str, Any]) -> None:
     """Raises ConfigError if the rules' memory or a round on its way does not fit the blocks."""
-    for block in core.blocks:
+    for block in rounds.blocks:
         for slot, tensor in block.memory.items():
             there = state["memory"].get(slot, {})
             for name, part in block.named(tensor):
@@ -192,14 +198,14 @@ def _require_whole(core: Rounds, state: Mapping[str, Any]) -> None:
     if not exact:
         return
     counts = exact.get("iterations", exact.get("since", ()))
-    if "flight" not in exact or len(counts) != len(core.fragments):
+    if "flight" not in exact or len(counts) != len(rounds.fragments):
         raise ConfigError("this is no whole state of an OuterStep: its own part lacks something")
     flight = exact["flight"]
     if flight is not None:
-        blocks = core.fragments[int(state["number"]) % len(core.fragments)].blocks
-        counts = [(block.count,) for block in blocks]
+        blocks = rounds.fragments[int(state["number"]) % len(rounds.fragments)].blocks
+        sizes = [(block.count,) for block in blocks]
         means, at_send = (
             [tuple(flat.shape) for flat in flight[key] or ()] for key in ("means", "at_send")
         )
-        if ((means or flight["is_moving"]) and means != counts) or at_send not in ([], counts):
+        if ((means or flight["is_moving"]) and means != sizes) or at_send not in ([], sizes):
             raise ConfigError("the state's round on its way is of another model")

@@ -14,6 +14,7 @@ It consists of these parts:
     wires.py      exchanges of deltas            inner_steps.py  ends of iterations; skipped steps
     blocks.py     the cut of the model           state.py        checkpoints
     round.py      one round on its way           settings.py     checks of settings
+    report.py     counts and times
 
 Invariants: the anchor is the same on all ranks, to the bit if they compute alike. Training without
 exchange is intended here, so an idle default process group causes no warning; an OuterStep that
@@ -79,8 +80,8 @@ class OuterStep:
         fragments: number of parts in which the parameters are exchanged, at staggered times.
         delay: iterations that continue while another thread exchanges a part; below
             every / fragments. Their training is added to the new anchor.
-        scaler: the torch.amp.GradScaler, if there is one: then iterations in which it skips the
-            step count, too.
+        scaler: the torch.amp.GradScaler, if there is one: then an iteration in which it skips the
+            step is counted, too.
         comm: the communicator; None: that of the default process group if its backend is
             "ringcomm", else ringcomm's default one. Rounds with a delay use one of their own. Or a
             ringcomm.membership.Membership: rounds go on without ranks that are lost or late, and
@@ -141,7 +142,7 @@ class OuterStep:
         ]
         self._about = repr((about, chosen.pace, chosen.rule, chosen.wires, delay)).encode()
         self._first_batch: guards.FirstBatch | None = None
-        self._core = Rounds(
+        self._rounds = Rounds(
             cut_up,
             chosen.pace,
             delay,
@@ -152,7 +153,7 @@ class OuterStep:
         )
         named = self._inner.named_parameters()
         names = {id(p): name for name, p in named if id(p) in self._ids}
-        self._guard = Guard(self._optimizers, names, self._core)
+        self._guard = Guard(self._optimizers, names, self._rounds)
         self._hooks = contextlib.ExitStack()  # what detaching undoes
         self._is_attached = self._is_swapped = False
         self._end_warning = _EndWarning(self)
@@ -178,7 +179,7 @@ class OuterStep:
         if self._is_attached:
             raise ConfigError("OuterStep is attached already")
         self._require_own_weights("attach()")
-        had_state = self._core.has_state
+        had_state = self._rounds.has_state
         try:
             with _attaching:
                 if any(not self._ids.isdisjoint(other._ids) for other in _attached):
@@ -188,9 +189,9 @@ class OuterStep:
                 _attached.add(self)
             self._connect()
             self._is_attached = True
-            self._core.watch.begin()
+            self._rounds.watch.begin()
         except BaseException:
-            self._core.has_state = had_state  # so that the next attach() gets the state anew
+            self._rounds.has_state = had_state  # so that the next attach() gets the state anew
             self._disconnect()
             self._watch_steps()
             raise
@@ -201,14 +202,14 @@ class OuterStep:
 
     def _connect(self) -> None:
         own: Communicator | None = None
-        self._hooks.callback(lambda: self._core.stop(own))
+        self._hooks.callback(lambda: self._rounds.stop(own))
         peers = self._peers_or_default()
-        hellos = self._core.start(peers, self._setup())
-        guards.require_apart(self._ids, [row.place for row in hellos.rows])
-        if self._core.delay and isinstance(peers, FixedPeers):
+        hellos = self._rounds.start(peers, self._setup())
+        guards.require_apart(self._ids, [row.default_rank for row in hellos.rows])
+        if self._rounds.delay and isinstance(peers, FixedPeers):
             own = peers.comm.split(0)
             assert own is not None
-            self._core.peers = FixedPeers(own)
+            self._rounds.peers = FixedPeers(own)
         self._watch_steps()
         self._first_batch = guards.FirstBatch(self._model)
         self._hooks.callback(self._first_batch.stop)
@@ -237,9 +238,9 @@ class OuterStep:
         self._require_attached()
         self._require_own_weights("flush()")
         self._require_same_weights()
-        with self._core.watch.paused():
-            self._core.flush()
-        self._end_warning.unsent = self._core.unsent
+        with self._rounds.watch.paused():
+            self._rounds.flush()
+        self._end_warning.unsent = self._rounds.unsent
 
     @naming("detach() of OuterStep")
     def detach(self) -> None:
@@ -248,10 +249,10 @@ class OuterStep:
         nothing if it is not attached."""
         if self._is_attached:
             self._require_own_weights("detach()")
-            with self._core.watch.paused():
-                self._core.finish_round()
+            with self._rounds.watch.paused():
+                self._rounds.finish_round()
             unsent = self._end_warning.unsent
-            if self._core.pace.every is None and unsent:
+            if self._rounds.pace.every is None and unsent:
                 warnings.warn(
                     f"detach() of OuterStep(every=None) without flush(): {unsent} iterations of "
                     "this rank were not exchanged, and the ranks' models differ. Call flush() "
@@ -309,7 +310,7 @@ class OuterStep:
         context, and this rank's own back after it. Nothing is sent. For evaluation and saving."""
         if self._is_swapped:
             raise ConfigError("outer.anchor() is entered already")
-        blocks = self._core.blocks
+        blocks = self._rounds.blocks
         own = [block.local() for block in blocks]
         self._is_swapped = True
         try:
@@ -328,8 +329,8 @@ class OuterStep:
         """State of this rank: anchor, outer momentum, residuals of codecs, a round on its way,
         iteration. Nothing is sent. Together with its model and optimizer states the same rank of a
         world of the same size continues from it to the bit."""
-        self._core.wait_for_round()
-        return state.saved(self._core, self._wires, self._wires_comm, own=True)
+        self._rounds.wait_for_round()
+        return state.saved(self._rounds, self._wires, self._wires_comm, own=True)
 
     @naming("gather_state_dict() of OuterStep")
     def gather_state_dict(self) -> dict[str, Any]:
@@ -337,8 +338,8 @@ class OuterStep:
         from the anchor; their training since the last round is not in it.
 
         Raises what ``allreduce`` raises."""
-        self._core.wait_for_round()
-        return state.saved(self._core, self._wires, self._wires_comm, own=False)
+        self._rounds.wait_for_round()
+        return state.saved(self._rounds, self._wires, self._wires_comm, own=False)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restores what ``state_dict`` or ``gather_state_dict`` returned, before or after
@@ -350,7 +351,7 @@ class OuterStep:
         cut, or ``state_dict`` of a world of another size. (With ``state_dict`` of another rank of
         as many, that rank's own part starts from zero, with a warning.)"""
         self._require_own_weights("load_state_dict()")
-        state.restore(self._core, self._wires, self._wires_comm, saved)
+        state.restore(self._rounds, self._wires, self._wires_comm, saved)
 
     # ---- properties and report ----
 
@@ -361,21 +362,21 @@ class OuterStep:
 
     @property
     def _wires_comm(self) -> Communicator:
-        return self._core.peers.comm if self._is_attached else self.comm
+        return self._rounds.peers.comm if self._is_attached else self.comm
 
     @property
     def iteration(self) -> int:
         """Number of this rank's iterations."""
-        return self._core.iteration
+        return self._rounds.iteration
 
     @property
     def rounds(self) -> int:
         """Number of finished rounds."""
-        return self._core.number
+        return self._rounds.number
 
     def report(self) -> OuterReport:
         """Returns counts and times of this rank; ``print`` shows them in a line."""
-        return self._core.report
+        return self._rounds.report
 
     # ---- helpers ----
 
@@ -393,11 +394,11 @@ class OuterStep:
             )
         if self._first_batch is not None:
             self._first_batch.stop()
-        rounds = self._core.number
-        with self._core.watch.paused():
-            self._core.tick()
-            self._end_warning.unsent = self._core.unsent
-        if self._core.number != rounds:
+        rounds = self._rounds.number
+        with self._rounds.watch.paused():
+            self._rounds.tick()
+            self._end_warning.unsent = self._rounds.unsent
+        if self._rounds.number != rounds:
             self._require_same_weights()
 
     def _digest(self) -> bytes:
@@ -422,6 +423,9 @@ class OuterStep:
     def _require_attached(self) -> None:
         if not self._is_attached:
             raise ConfigError('OuterStep is not attached; use it in a "with", or call attach()')
+
+
+# ---- warnings and checks ----
 
 
 class _EndWarning:

@@ -2,9 +2,11 @@
 
     DenseWire     an all-reduce with a codec, and error feedback if the codec needs it
     SparseWire    the largest elements of each chunk of a decayed sum
+    DenseWires, SparseWires    make one for each block, and keep their residuals for checkpoints
+    Pending, SentSparse        one delta on its way
 
-Invariants: a wire's residuals change only when its exchange has succeeded; ``undo`` restores them
-if the round as a whole has not. A wire has one delta in flight at most.
+Invariants: a wire's residuals change only when its exchange has succeeded; ``undo`` of what was
+sent restores them if the round as a whole has failed. A wire has one delta in flight at most.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ class DenseWire:
     """Reduces the deltas of one block by an all-reduce with a codec.
 
     Attributes:
-        is_mean: whether the result is the mean over all ranks, of which those count that sent
-            zeros.
+        is_mean: whether the result is a sum over the number of all ranks, including those that
+            sent zeros; ``Round.travel`` corrects for these.
     """
 
     def __init__(self, codec: Codec, feedback: ErrorFeedback | None, op: str) -> None:

@@ -1,4 +1,4 @@
-"""Parts that the hook, the optimizers and outer steps share; each at least two of them.
+"""Parts that the hook, the optimizers and outer steps share: at least two of these use each part.
 
 bucket       tensors laid end to end in flat memory
 pending      the mean of one tensor on its way

@@ -33,12 +33,12 @@ _HEAD = 4  # numbers before the parameters' ones
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Result of the agreement on one step, alike on all ranks.
+    """Result of the agreement on one step; ``finite`` and ``present`` are alike on all ranks.
 
     Attributes:
         finite: whether all gradients of all ranks are finite.
-        factor: number to multiply this rank's gradients by. (Only this may differ between ranks, as
-            they may have different loss scales.)
+        factor: number to multiply this rank's gradients by. It differs between ranks that have
+            different loss scales.
         present: for each parameter, whether any rank has a gradient.
         has_any: whether this rank has a gradient.
     """
