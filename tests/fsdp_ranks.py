@@ -131,17 +131,23 @@ def over_all_ranks() -> None:
     dist.destroy_process_group()
 
 
+def in_smaller_groups() -> None:
+    """Shards over four ranks, of which two at a time gather for backward."""
+    _trains_as_plain(smaller={"reshard_after_forward": 2})
+
+
 def in_other_ways() -> None:
-    """Shards over four ranks, in ways that change what FSDP calls: smaller groups gather for
-    backward, sums in fp16 are scaled before and after, a factor is given, gradients add up."""
-    dist.init_process_group("ringcomm")
+    """Ways that change what FSDP calls: sums in fp16 are scaled before and after, a factor is
+    given, gradients add up."""
     in_half = MixedPrecisionPolicy(reduce_dtype=torch.float16)
-    for name, settings in {
-        "smaller": {"reshard_after_forward": 2},
-        "fp16": {"mp_policy": in_half},
-        "factor": {},
-        "accumulated": {},
-    }.items():
+    _trains_as_plain(fp16={"mp_policy": in_half}, factor={}, accumulated={})
+
+
+def _trains_as_plain(**ways: dict[str, Any]) -> None:
+    """Trains in each of the ways without compress(), with it and no codec, and with int8."""
+    dist.init_process_group("ringcomm")
+    world = dist.get_world_size()
+    for name, settings in ways.items():
         ends = []
         for codec in (None, "none", "int8"):
             model: Any = sharded(**settings)
@@ -154,7 +160,7 @@ def in_other_ways() -> None:
             for step in range(STEPS):
                 accumulates = name == "accumulated" and step % 2 == 0
                 model.set_requires_gradient_sync(not accumulates)
-                forward_backward(model, step, 4)
+                forward_backward(model, step, world)
                 if not accumulates:
                     optimizer.step()
                     optimizer.zero_grad()

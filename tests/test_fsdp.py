@@ -46,9 +46,14 @@ def test_shards_over_all_ranks() -> None:
         assert sent <= narrow["carried"] <= 1.1 * sent
 
 
-def test_smaller_groups_factors_and_accumulation() -> None:
-    for events in told(4, "in_other_ways"):
-        assert [event["name"] for event in events] == ["smaller", "fp16", "factor", "accumulated"]
+@pytest.mark.parametrize(
+    ("ranks", "function", "ways"),
+    [(4, "in_smaller_groups", 1), (2, "in_other_ways", 3)],
+    ids=["smaller groups", "factors and accumulation"],
+)
+def test_other_ways_of_fsdp(ranks: int, function: str, ways: int) -> None:
+    for events in told(ranks, function):
+        assert len(events) == ways
         for event in events:
             assert event["alike"], event
             assert event["exact"] <= 1e-5, event
