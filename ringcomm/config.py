@@ -1,7 +1,7 @@
 """Settings: one frozen dataclass, whose fields can be set by environment variables (variable_of).
 
-``names_arguments`` refuses unknown arguments here and of all public functions: for it suggests a
-field of Config, too.
+``names_arguments`` refuses unknown arguments, here and of all public functions; it is in this file
+because it also suggests fields of Config.
 
 Invariants: a value is checked when the Config is made, never later; an argument overrides
 the environment, which overrides the default, field by field, and each field knows its source. Every

@@ -57,23 +57,32 @@ def is_own(state: Mapping[str, Any], place: Place, name: str) -> bool:
 
     Raises ConfigError in a world of another size, or for a state that names no rank.
     """
-    there = state["exact"]
-    if not isinstance(there, Mapping) or "world_size" not in there or "rank" not in there:
-        raise ConfigError(f"{name}: this is no state of a rank alone: it does not say whose")
-    whose = f"the state belongs to {_format_place(there)} alone, and this is {_format_place(place)}"
-    if any(there.get(size) != place.get(size) for size in ("world_size", "places")):
-        raise ConfigError(
-            f"{name}: {whose}: state_dict() is for a world of the same size; gather_state_dict(), "
-            "which all ranks call, makes states for any"
-        )
+    there = require_world(state, place, name)
     if dict(there) == dict(place):
         return True
     warn_caller(
-        f"{name}: {whose}: what only that rank had, as residuals, starts from zero. Save "
-        "state_dict() on each rank, in a file of its own, or gather_state_dict(), the same on all "
-        "ranks"
+        f"{name}: {_whose(there, place)}: what only that rank had, as residuals, starts from zero. "
+        "Save state_dict() on each rank, in a file of its own, or gather_state_dict(), the same on "
+        "all ranks"
     )
     return False
+
+
+def require_world(state: Mapping[str, Any], place: Place, name: str) -> Place:
+    """Returns the place in an exact state. Raises ConfigError as ``is_own``."""
+    there: Place = state["exact"]
+    if not isinstance(there, Mapping) or "world_size" not in there or "rank" not in there:
+        raise ConfigError(f"{name}: this is no state of a rank alone: it does not say whose")
+    if any(there.get(size) != place.get(size) for size in ("world_size", "places")):
+        raise ConfigError(
+            f"{name}: {_whose(there, place)}: state_dict() is for a world of the same size; "
+            "gather_state_dict(), which all ranks call, makes states for any"
+        )
+    return there
+
+
+def _whose(there: Place, here: Place) -> str:
+    return f"the state belongs to {_format_place(there)} alone, and this is {_format_place(here)}"
 
 
 def as_own(state: Mapping[str, Any], place: Place, name: str) -> Mapping[str, Any]:

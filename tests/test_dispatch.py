@@ -366,11 +366,21 @@ def test_a_call_that_waits_to_be_submitted_is_in_flight_to_nobody(
         caller = threading.Thread(target=lambda: comm.allreduce(np.ones(9), async_op=True).wait())
         caller.start()
         assert waits.wait(PATIENCE)
-        in_flight = comm.works_in_flight()
+        noted = dict(comm._in_flight)
         may_go.set()
         caller.join()
         monkeypatch.undo()
-        assert in_flight == []
+        assert noted == {}
+
+
+def test_a_work_that_the_core_lacks_is_in_nobodys_list() -> None:
+    with Communicator.create(rank=0, world_size=1) as comm:
+        comm._in_flight[0] = Work(comm, "allreduce", (), None)
+        try:
+            assert comm.works_in_flight() == []
+            assert not comm.is_idle()
+        finally:
+            comm._in_flight.clear()
 
 
 def test_a_work_that_the_core_lacks_can_be_asked() -> None:

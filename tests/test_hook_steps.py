@@ -40,6 +40,7 @@ from ringcomm import (
     ErrorFeedback,
     MismatchError,
     PeerLostError,
+    RingcommError,
     TensorError,
 )
 from ringcomm.codecs import CODECS
@@ -456,21 +457,30 @@ def test_a_bucket_that_cannot_be_sent_keeps_nothing(monkeypatch: pytest.MonkeyPa
         assert left() is None
 
 
-def test_a_step_whose_bucket_cannot_be_sent_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its buckets count as far as they were sent, and the next backward is a step of its own."""
-
-    def refuses(*_: Any, **__: Any) -> Any:
-        raise TensorError("no memory")
+@pytest.mark.parametrize("failure", [PeerLostError("rank 1 is lost"), MemoryError()], ids=repr)
+def test_a_step_whose_second_bucket_cannot_be_sent_fails(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that fails on its way: the first bucket is in flight, and residuals have changed."""
+    calls = 0
 
     with Communicator.create(rank=0, world_size=1) as comm:
+        run = comm.run_collective
+
+        def refuses(*args: Any, **settings: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                raise failure
+            return run(*args, **settings)
+
         model = Net()
         state = HookState("bf16", comm)
-        with monkeypatch.context() as patched:
-            patched.setattr(comm, "run_collective", refuses)
-            with pytest.raises(TensorError):
-                reduce(state, model, gradients_of(model, 0, 0))
-        for step in range(3):
-            reduce(state, model, gradients_of(model, 0, step))
-        assert len(state.report().steps) == 3
-        assert len(state.account.unreported_steps()) == 1  # each step tells of those before it
-        assert state.steps == 3
+        monkeypatch.setattr(comm, "run_collective", refuses)
+        with pytest.raises(type(failure)):
+            reduce(state, model, gradients_of(model, 0, 0), 2)
+        assert calls == 2
+        assert isinstance(state.error, RingcommError)
+        with pytest.raises(type(state.error), match=str(state.error)):
+            reduce(state, model, gradients_of(model, 0, 1), 2)
+        assert calls == 2

@@ -190,11 +190,16 @@ def test_a_refused_state_leaves_the_round_on_its_way() -> None:
             flight = state["exact"]["flight"]
             short = [mean[:-1] for mean in flight["means"]]
             of_another = "round on its way is of another model"
+            own = {key: part for key, part in state["exact"].items() if key != "flight"}
+            undated = {key: part for key, part in flight.items() if key != "due"}
             for wrong, text in (
                 ({"exact": {**state["exact"], "flight": {**flight, "means": short}}}, of_another),
                 ({"exact": {**state["exact"], "flight": {**flight, "means": []}}}, of_another),
                 ({"exact": {**state["exact"], "flight": {**flight, "at_send": short}}}, of_another),
                 ({"memory": {}}, r"lacks the momentum of '0\.weight'"),
+                ({"exact": own}, "its own part lacks something"),
+                ({"exact": {**state["exact"], "iterations": []}}, "its own part lacks something"),
+                ({"exact": {**own, "flight": undated}}, r"on its way lacks \['due'\]"),
             ):
                 if comm.rank == 0:
                     with pytest.raises(ConfigError, match=text):

@@ -36,7 +36,7 @@ from .system import OUT_OF_RESOURCES, describe
 MAX_NEW, NEW_PER_ADDRESS = 64, 8
 MAX_GREETED = 256
 NEW_PATIENCE, CROWDED_PATIENCE = 1.0, 0.05
-"""Seconds for a whole HELLO: with fewer than NEW_PER_ADDRESS new connections, and with more."""
+"""Seconds for a whole HELLO: with fewer than NEW_PER_ADDRESS new connections, and with so many."""
 PATIENCE = 5.0
 """Seconds for the rest of the handshake."""
 GREETED_GRACE = 0.1

@@ -286,7 +286,8 @@ def _slurm(env: Env) -> Identity | None:
     pair = _pair(env, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS" if has_step else "SLURM_NTASKS")
     assert pair is not None
     nodes = integer(env, "SLURM_STEP_NUM_NODES") or integer(env, "SLURM_NNODES")
-    nodelist = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST", "")
+    has_nodes = _is_set(env, "SLURM_STEP_NODELIST")
+    nodelist = env.get("SLURM_STEP_NODELIST" if has_nodes else "SLURM_NODELIST", "").strip()
     return Identity(
         *pair,
         local_rank=integer(env, "SLURM_LOCALID"),

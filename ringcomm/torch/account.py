@@ -133,10 +133,13 @@ class Account:
             self._zero()
             self._ended = time.perf_counter()
 
-    def submit(self, nbytes: int, last: bool) -> Callable[[Iterable[WorkStats]], None]:
-        """Notes that a bucket starts, the ``last`` of its step or not. Returns a function to call
-        with the statistics of the bucket's works when it is over."""
-        now = time.perf_counter()
+    def submit(
+        self, nbytes: int, last: bool, began: float | None = None
+    ) -> Callable[[Iterable[WorkStats]], None]:
+        """Notes that a bucket starts, the ``last`` of its step or not; or that it has, when it
+        ``began``. Returns a function to call with the statistics of the bucket's works when it is
+        over."""
+        now = time.perf_counter() if began is None else began
         with self._lock:
             self.carried += 1
             step = self._step or self._begin(now)

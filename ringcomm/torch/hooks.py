@@ -106,8 +106,8 @@ class HookState:
         residuals: residuals by parameter, and whether the latest step was finite.
         steps: backwards whose gradients have all been submitted; a checkpoint keeps it, unless its
             state is empty.
-        error: the first failure of a collective, None so far. DDP turns exceptions of Futures
-            into RuntimeError; this one keeps its class.
+        error: the first failure of a collective, None so far, which every later backward raises.
+            DDP turns exceptions of Futures into RuntimeError; this one keeps its class.
 
     Raises ConfigError for a setting that cannot work. Settings are the same on all ranks: the first
     backward compares them, and raises MismatchError, which names the one that differs, on all.
@@ -340,8 +340,13 @@ class HookState:
                     lambda: [rail.interface for rail in self.comm.rails],
                     lambda: self._pace.launch(gradients, codec),
                 )
-            except BaseException:
-                self._running = False  # backward ends here: the next bucket begins a step
+            except BaseException as error:  # backward ends here
+                self._running = False
+                if not isinstance(error, RingcommError):
+                    text = f"a bucket was not sent: {type(error).__name__}: {error}"
+                    self.transport.error = self.error or RingcommError(text)
+                elif self.account.position or not isinstance(error, ConfigError):
+                    self.transport.error = self.error or error  # some of the step may be in flight
                 raise
         if gradients.last:
             self._running = False

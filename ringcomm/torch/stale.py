@@ -29,7 +29,7 @@ import torch
 
 from ..codecs import Codec
 from ..errors import ConfigError, RingcommError, did_you_mean
-from ..exact import is_exact, is_own
+from ..exact import is_exact, is_own, require_world
 from .account import Account
 from .argument_checks import require_truth, require_whole
 from .buckets import GradientBucket, in_shape_of
@@ -176,7 +176,13 @@ class OneStepStale(Pace):
         scale = self._residuals.store.loss_scale
         if self._correction is not None:
             self._correction.note(bucket.slices, store, bucket.buffer, scale)
-        future = self._transport.launch(GradientBucket(store, bucket.slices, bucket.last), codec)
+        try:
+            future = self._transport.launch(
+                GradientBucket(store, bucket.slices, bucket.last), codec
+            )
+        except BaseException:
+            self._stores = {}  # this one's gradients were not sent, and are no means
+            raise
         self._in_flight.append(future)
         for one in bucket.slices:
             self._pending[id(one.tensor)] = _PendingMean(one.elements(store), future, scale)
@@ -260,20 +266,25 @@ class OneStepStale(Pace):
         return state
 
     def require_state(self, state: Mapping[str, Any]) -> None:
-        """Raises ConfigError for a state of another model."""
-        named = self._residuals.named()
-        for name, mean in state.get("means", {}).items():
+        """Raises ConfigError for a state of another model, or a correction of a world of another
+        size."""
+        named, means = self._residuals.named(), state.get("means", {})
+        if means and "loss_scale" not in state:
+            raise ConfigError("the state has gradients in flight without their 'loss_scale'")
+        for name, mean in means.items():
             if name not in named or named[name].numel() != mean.numel():
                 raise ConfigError(
                     f"the state is of another model: it has a gradient of {name!r} "
                     f"with {mean.numel()} elements"
                 )
+        correction = state.get("correction", {})
+        if is_exact(correction):
+            require_world(correction, self._transport.place, "the correction")
         if self._correction is not None:
-            self._correction.require(state.get("correction", {}))
+            self._correction.require(correction)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores means and correction, but no correction of another rank. Raises ConfigError for
-        a correction of a world of another size."""
+        """Restores means and correction, but no correction of another rank."""
         correction, named = state.get("correction", {}), self._residuals.named()
         if is_exact(correction) and not is_own(correction, self._transport.place, "the correction"):
             correction = {}

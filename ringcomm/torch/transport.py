@@ -13,6 +13,7 @@ Future's stream waits for them: the host waits for the network, never for a copy
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -97,7 +98,7 @@ class BucketInFlight:
         self._transport = transport
         self._buffer = bucket.buffer
         self._pending: list[Pending] = []
-        self._last = bucket.last
+        self._last, self._began = bucket.last, time.perf_counter()
         self._over = future_on([self._buffer.device])
 
     def start(self, comm: Communicator, tensor: torch.Tensor, part: Part) -> None:
@@ -110,7 +111,8 @@ class BucketInFlight:
         """Counts the bucket as submitted, and returns the Future of its gradients, or of the
         transport's error. Called once, when all that can fail has been started: until it is
         completed nothing frees the bucket, and its step is open."""
-        self._count = self._transport.account.submit(self._buffer.nbytes, self._last)
+        account, nbytes = self._transport.account, self._buffer.nbytes
+        self._count = account.submit(nbytes, self._last, self._began)
         return self._over.then(self._result)  # type: ignore[no-any-return]
 
     def complete(self, stream: Any = None) -> None:

@@ -202,6 +202,9 @@ def _require_complete(rounds: Rounds, state: Mapping[str, Any]) -> None:
         raise ConfigError("this is no whole state of an OuterStep: its own part lacks something")
     flight = exact["flight"]
     if flight is not None:
+        lacking = {"due", "is_moving", "is_dropped", "means", "at_send"} - flight.keys()
+        if lacking:
+            raise ConfigError(f"the state's round on its way lacks {sorted(lacking)}")
         blocks = rounds.fragments[int(state["number"]) % len(rounds.fragments)].blocks
         sizes = [(block.count,) for block in blocks]
         means, at_send = (

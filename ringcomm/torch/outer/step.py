@@ -179,21 +179,23 @@ class OuterStep:
         if self._is_attached:
             raise ConfigError("OuterStep is attached already")
         self._require_own_weights("attach()")
-        had_state = self._rounds.has_state
+        had_state, is_added = self._rounds.has_state, False
         try:
             with _attaching:
                 if any(not self._ids.isdisjoint(other._ids) for other in _attached):
                     raise ConfigError(
                         "OuterStep: another one is attached to this model; detach that"
                     )
+                is_added = True
                 _attached.add(self)
             self._connect()
             self._is_attached = True
             self._rounds.watch.begin()
         except BaseException:
-            self._rounds.has_state = had_state  # so that the next attach() gets the state anew
-            self._disconnect()
-            self._watch_steps()
+            if is_added:
+                self._rounds.has_state = had_state  # so that the next attach() gets the state anew
+                self._disconnect()
+                self._watch_steps()
             raise
         if dist.is_initialized():
             guards.unwatch(dist.group.WORLD)
