@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu import LEGACY, Array, Gpu
+from patience import until
 from ranks import ROOT, World, run_processes, run_ranks
 
 import ringcomm
@@ -86,8 +87,8 @@ def one_call_fails(gpu: Gpu, k: int) -> bool:
 def test_an_error_of_cuda_is_named_on_every_rank(gpu: Gpu, name: str) -> None:
     def body(comm: Communicator) -> None:
         array = gpu.array(np.ones(2000, np.float32), gpu.stream())
-        comm.allreduce(array)
-        array.read()
+        work = comm.allreduce(array, async_op=True)
+        assert until(work.done)  # its thread has made its last call, too
         comm.barrier()
         if comm.rank == 0:
             gpu.fail(name, 1, 700)
