@@ -78,14 +78,13 @@ def lead_through_torch(group_class: Any) -> None:
     """Has each collective and message of a group's class go to the group that ``elsewhere(args)``
     returns; else pass torch's dispatcher where ``goes_by_torch(name, args)`` says so, and then run
     by ``run(name, method, args, named)``: three methods of the class, none of which is asked while
-    ``is_alone``. Older names are aliases; where torch's own call the newer ones, they are left to
-    do so."""
+    ``is_alone``. Older names are aliases, but where torch's own call the newer ones, which the
+    class inherits."""
     for name in (*COLLECTIVES, *MESSAGES):
         setattr(group_class, name, _led(name, getattr(group_class, name)))
     for old, name in _OLD_NAMES.items():
-        calls_newer = ASKS_BACKENDS and name not in NOT_CARRIED
-        alias = getattr(_Base, old) if calls_newer else getattr(group_class, name)
-        setattr(group_class, old, alias)
+        if not ASKS_BACKENDS or name in NOT_CARRIED:
+            setattr(group_class, old, getattr(group_class, name))
 
 
 def _led(name: str, own: Callable[..., Any]) -> Any:
