@@ -203,6 +203,8 @@ class Process:
         epoch: of its communicator; None: it has none.
         work: number of what it has worked on; all members of a round have the same after it.
         wakes_at: when it has to decide anew.
+        why: it has given up, in the error's words.
+        in_vain: when it gave up, after the timeout, enough ranks waited.
     """
 
     def __init__(self, world: World, rank: int, rejoins: bool = False) -> None:
@@ -211,7 +213,7 @@ class Process:
         self.state = "works"
         self.hears = not rejoins
         self.lives = True
-        self.why = ""
+        self.why, self.in_vain = "", False
         self.history: History = STARTED_AGAIN if rejoins else NONE_YET
         self.number = self.work = 0
         self.epoch: Epoch | None = None if rejoins else (0, 0)
@@ -220,7 +222,7 @@ class Process:
         self.blames: set[int] = set()
         self.wakes_at = math.inf
         self.mailbox: list[Item] = []
-        self._forming_until = math.inf
+        self._came_at = self._forming_until = math.inf
         terms = Terms(rank, world.size, world.min_peers, world.grace_s, world.timeout)
         self.agreement = Agreement(terms, [self.place], self._connect, world.clock)
         self.agreement._process = self.place[1]  # else by chance, and no run were like another
@@ -238,6 +240,7 @@ class Process:
 
     def _come(self) -> None:
         self.agreement.catch_up()
+        self._came_at = self.world.now
         self._send_ready()
 
     def _send_ready(self) -> None:
@@ -250,7 +253,7 @@ class Process:
                 self.is_well,
                 tuple(sorted(self.blames)),
                 b"",
-                self.world.now,
+                self._came_at,
             )
         )
         self.advance()
@@ -266,6 +269,9 @@ class Process:
                 self.wakes_at = self.agreement.advance()
             except PeerLostError as error:
                 self.why = str(error)
+                waiting = [one for one in self.world.processes if one.state == "waits"]
+                is_late = self.world.now - self._came_at >= self.world.timeout
+                self.in_vain = is_late and len(waiting) >= self.world.min_peers
                 self.end()
                 return
         if self.agreement.formation is not None:
@@ -358,7 +364,11 @@ class Process:
 
 
 class Wire:
-    """The connections of a process, for its Agreement: as control.Control."""
+    """The connections of a process, for its Agreement: as control.Control.
+
+    Attributes:
+        unsaid: ranks to which the process does not say its next GO, since it ends before that.
+    """
 
     def __init__(self, process: Process, receive: Receive, link_made: LinkMade) -> None:
         self._process, self._world = process, process.world
@@ -369,6 +379,7 @@ class Wire:
         self._places: dict[int, set[Address]] = {}
         self._wanted: set[int] = set()
         self._knocks: dict[int, Link] = {}
+        self.unsaid: set[int] = set()
 
     # ---- control.Control, and its loop ----
 
@@ -400,6 +411,9 @@ class Wire:
         return bool(self._links.get(rank))
 
     def send(self, rank: int, kind: Kind, payload: bytes) -> None:
+        if kind == Kind.GO and rank in self.unsaid:
+            self._world.later(self._world.now, self._process.end)
+            return
         links = self._links.get(rank)
         if links:
             link = links[-1]
@@ -516,6 +530,7 @@ class Wire:
         """The network ends the connections to a rank, and what is on its way is lost."""
         knock = self._knocks.get(rank)
         if knock is not None:
+            knock.other(self._process).receive(("end", knock, False))  # if it has let this one in
             self.turned_away(knock)
         for link in list(self._links.get(rank, ())):
             link.stands = False
@@ -531,5 +546,8 @@ class Wire:
         for link in [*links, *self._knocks.values()]:
             link.stands = False
             self._world.say(link, link.other(self._process), ("end", link, True))
+        for what, link, _ in self._process.mailbox:
+            if what == "knock" and link.stands:
+                link.other(self._process).wire.turned_away(link)
         self._links.clear()
         self._knocks.clear()

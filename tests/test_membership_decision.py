@@ -205,6 +205,15 @@ def test_too_few_wait_for_who_lives_as_a_collective_would() -> None:
     assert "rank 1 lives, and has not come for 300.0 s" in outcome.text
 
 
+@pytest.mark.parametrize("min_peers", [1, 3])
+def test_who_has_waited_for_long_to_be_let_in_hastens_nobody(min_peers: int) -> None:
+    long = ready(3, -900.0, behind=True, epoch=-1, history=STARTED_AGAIN)
+    view = seen_by(0, 4, ready(0, 5.0), long, members=(0, 1, 2), min_peers=min_peers)
+    until = 5.0 + (GRACE if min_peers == 1 else 300.0)
+    assert decide(view, 5.0) == Wait(until)
+    assert isinstance(decide(view, until), Go if min_peers == 1 else TooFew)
+
+
 def test_too_few_wait_the_grace_time_for_who_may_be_started_again() -> None:
     view = seen_by(0, 3, ready(0, 5.0), gone={1: 7.0, 2: 9.0})
     assert decide(view, 10.0) == Wait(9.0 + GRACE)
@@ -316,9 +325,9 @@ def test_whatever_the_state(case: tuple[View, float]) -> None:
 
 def test_messages_survive_the_wire() -> None:
     fields = {"blames": (0, 1), "token": b"\xff\0", "behind": True, "history": STARTED_AGAIN}
-    one = ready(2, 10.0, origin=5, **fields)
+    one = ready(2, 10.0, origin=5, heard=11.0, **fields)
     assert messages.read_ready(2, messages.pack_ready(one, 12.0), 3, 112.0) == (
-        dataclasses.replace(one, at=110.0)
+        dataclasses.replace(one, at=110.0, heard=112.0)
     )
     view = seen_by(0, 3, ready(0), ready(1, healthy=False), ready(2), process=6)
     first = go(decide(view, 0.0))
@@ -469,6 +478,26 @@ def test_the_decider_is_silent_behind_its_ready(ranks: Ranks) -> None:
     assert (later[0].members, later[0].is_new) == ((0, 1, 2), True)
 
 
+def forms(rank: int, **fields: Any) -> Callable[[Agreement], Go]:
+    """Comes to a round by a new communicator, and again where the members do not meet."""
+
+    def body(one: Agreement) -> Go:
+        began = time.monotonic()
+        while True:
+            one.send_ready(ready(rank, began, **fields))
+            formation = one.wait()
+            try:
+                formation.allgather(b"{}", time.monotonic() + PATIENCE)
+            except BootstrapError as error:
+                one.failed(formation, (), str(error))
+                fields["healthy"] = False
+            else:
+                one.entered(formation.go)
+                return formation.go
+
+    return body
+
+
 def test_a_go_that_reaches_only_some(ranks: Ranks) -> None:
     """Rank 0 dies between two GOs: rank 2, which has its, comes back from a round that fails."""
     control: Any = ranks.all[0]._control
@@ -484,13 +513,11 @@ def test_a_go_that_reaches_only_some(ranks: Ranks) -> None:
 
     def repeats(one: Agreement) -> Go:
         assert comes(2)(one).members == (0, 1, 2)
-        return comes(2, healthy=False, blames=(0,))(one)
+        return forms(2, healthy=False, blames=(0,))(one)
 
-    made = ranks.run({0: dies, 1: comes(1), 2: repeats})
-    if made[1] != made[2]:  # rank 1 has counted rank 2's READY of before, and would form in vain
-        assert ranks.all[1].epoch == made[1].epoch
-        made = ranks.run({1: comes(1, healthy=False), 2: lambda one: made[2]})
-    assert made[2].members == (1, 2), made
+    made = ranks.run({0: dies, 1: forms(1), 2: repeats})
+    assert made[1] == made[2]
+    assert (made[1].members, made[1].left) == ((1, 2), (0,))
 
 
 def test_a_late_decider_knows_since_when_others_wait(nothing_left: None) -> None:

@@ -11,8 +11,8 @@
 
 Invariants: a GO counts only if its epoch is new or the present one, and it counts this rank's
 latest READY; a rank that learns of a newer formation without itself is behind, and decides nothing
-until it is a member again; a READY is counted by one GO only. Nothing here knows of communicators,
-nor makes a connection or reads a clock that it was not given.
+until it is a member again; a READY is counted by one GO only, unless the formation fails. Nothing
+here knows of communicators, nor makes a connection or reads a clock that it was not given.
 """
 
 from __future__ import annotations
@@ -120,6 +120,9 @@ class Agreement:
 
     def send_ready(self, ready: Ready) -> None:
         """Sends READY to all, after filling in serial, epoch, origin, seen and behind."""
+        if self.formation is not None:  # it failed, maybe before all its members knew of it
+            for rank in self.formation.go.members:
+                self._counted.pop(rank, None)
         self.formation = None
         self._renew_ready(ready)
         self._dial_missing()
@@ -226,6 +229,7 @@ class Agreement:
         self._serial += 1
         self._ready[self._terms.rank] = dataclasses.replace(
             ready,
+            heard=self._clock(),
             serial=self._serial,
             epoch=self.epoch,
             origin=self.origin,
@@ -248,7 +252,9 @@ class Agreement:
     # ---- receiving ----
 
     def _introduce(self, rank: int) -> None:
-        """Introduces this rank on a new connection and repeats its READY."""
+        """Introduces this rank on a new connection and repeats its READY, as the other rank does,
+        which may be another process now: its READY of before does not count."""
+        self._ready.pop(rank, None)
         self._control.send(rank, Kind.INTRO, messages.pack_intro(self._process, self._book))
         if rank not in self.members:
             self._linger_until = self._clock() + _LINGER_S
@@ -266,10 +272,10 @@ class Agreement:
             self.formation.receive(rank, kind, payload, world)
 
     def _receive_intro(self, rank: int, process: int, book: Book) -> None:
-        """Takes a rank's INTRO: learns addresses, and forgets the READY of an earlier process."""
+        """Takes a rank's INTRO: learns addresses, and forgets what was counted of an earlier
+        process."""
         if self._processes.get(rank) != process:
             self._processes[rank] = process
-            self._ready.pop(rank, None)
             self._counted.pop(rank, None)
         elif self._announced is not None and rank in self._announced.members:
             self._repeat_go(rank, self._announced)
@@ -295,34 +301,52 @@ class Agreement:
         if known.serial > ready.serial:
             return
         if known.serial == ready.serial:
-            ready = dataclasses.replace(ready, at=min(ready.at, known.at))
+            ready = dataclasses.replace(ready, at=min(ready.at, known.at), heard=known.heard)
         self._ready[ready.rank] = ready
         self._seen = max(self._seen, ready.seen)
         if self.formation is not None:
             self.formation.gave_up(ready.rank, ready.serial)
+        if ready.epoch > self.epoch and not self.behind:
+            self._fall_behind()
         mine = self._ready.get(self._terms.rank)
-        if mine is not None and mine.at < ready.at - _AGE_MATTERS_S:
-            self._repeat_ready(ready.rank)  # so that it knows since when this rank waits
+        if mine is not None and (
+            known.serial < ready.serial or mine.at < ready.at - _AGE_MATTERS_S
+        ):
+            self._repeat_ready(ready.rank)  # so that it knows that this rank waits, and since when
 
     def _receive_go(self, rank: int, go: Go) -> None:
-        if self.formation is not None and go.epoch > self.formation.go.epoch:
-            self.formation.fail(f"rank {rank} has announced a newer formation")
+        if self.formation is not None and self._is_before(rank, go, self.formation):
+            self.formation.fail(f"rank {rank} has announced another formation")
         present = (self.epoch, self.origin)
         is_news = go.epoch > self._seen if go.is_new else (go.epoch, go.origin) == present
         self._seen = max(self._seen, go.epoch)
         counted = _serial_in(go, self._terms.rank)
         if counted is None:
             self._miss(go)
-        elif is_news and counted == self._serial and self._waits:
-            self._accept(Formation(self._control, self._terms.rank, rank, go))
+        elif counted == self._serial and self._waits:
+            if is_news:
+                self._accept(Formation(self._control, self._terms.rank, rank, go))
+            else:  # so that the decider forms anew, by an epoch above those that this rank has seen
+                self._renew_ready(self._ready[self._terms.rank])
+
+    def _is_before(self, rank: int, go: Go, formation: Formation) -> bool:
+        """True if a GO ends this formation: it is newer, or two deciders form one epoch, would wait
+        for each other, and this rank is the higher."""
+        is_rival = formation.decider == self._terms.rank > rank and go.is_new
+        return go.epoch > formation.go.epoch or (is_rival and go.epoch == formation.go.epoch)
 
     def _miss(self, go: Go) -> None:
         """Notes a GO in which the others go on without this rank."""
         if go.epoch > self.epoch:
-            self.behind = True
             self._count(go)
-            if self._waits:
-                self._renew_ready(self._ready[self._terms.rank])
+            self._fall_behind()
+
+    def _fall_behind(self) -> None:
+        """Notes that a newer formation went on without this rank; renews its READY, which a GO that
+        was lost on its way may have counted."""
+        self.behind = True
+        if self._waits:
+            self._renew_ready(self._ready[self._terms.rank])
 
     def _accept(self, formation: Formation) -> None:
         self.formation = formation

@@ -2,7 +2,8 @@
 
 Each rank that is ready has sent READY to all others, so each knows the same but for the time that a
 message takes. The lowest ready rank of the newest formation decides. If it does not act, because it
-was paused after its READY, the next one decides TAKEOVER_S later, and leaves it out.
+was paused after its READY, the next one decides TAKEOVER_S later, and leaves it out. A READY of a
+rank that is gone does not count.
 
     ready      a rank that waits in begin_round or lost
     awaited    a member of the formation that is not ready, and may still come
@@ -50,6 +51,8 @@ class Ready:
     token: bytes
     at: float
     """Time since which it is ready, by the clock of the process that keeps this object."""
+    heard: float = 0.0
+    """Time at which this process got it, by the same clock; later than at where it was renewed."""
     serial: int = 0
     """Number of this READY in its process; the latest counts."""
     epoch: int = -1
@@ -142,6 +145,8 @@ class Go:
 
 def decide(view: View, now: float) -> Go | Wait | TooFew:
     """Returns the decision of view.rank at the time now."""
+    living = {rank: one for rank, one in view.ready.items() if now < view.gone.get(rank, math.inf)}
+    view = dataclasses.replace(view, ready=living)
     deciders = _deciders(view)
     if view.rank not in deciders:
         return _wait_for_others(view, now)
@@ -149,9 +154,10 @@ def decide(view: View, now: float) -> Go | Wait | TooFew:
     if due is None:
         return _wait_for_enough(view, now)
     position = deciders.index(view.rank)
-    act_at = due + position * TAKEOVER_S
-    if now < act_at:
-        return Wait(act_at)
+    if position:  # ranks before it have TAKEOVER_S each from the last READY, old as its rank may be
+        due = max(due, *(one.heard for one in living.values())) + position * TAKEOVER_S
+    if now < due:
+        return Wait(due)
     chosen = sorted(set(view.ready) - set(deciders[:position]))
     return _go(view, chosen if len(chosen) >= view.min_peers else sorted(view.ready))
 
@@ -168,9 +174,15 @@ def _due(view: View) -> float | None:
     ready = sorted(one.at for one in view.ready.values())
     if len(ready) < view.min_peers:
         return None
-    enough = ready[view.min_peers - 1]
+    enough = max(ready[view.min_peers - 1], _began(view))
     settled = max((_settled_at(view, rank) for rank in view.members), default=enough)
     return max(min(enough + view.grace_s, max(enough, settled)), view.linger_until)
+
+
+def _began(view: View) -> float:
+    """Returns the time since which the round is waited for. Ranks that it lets in may have waited
+    for all of the round before."""
+    return min(view.ready[rank].at for rank in _deciders(view))
 
 
 def _settled_at(view: View, rank: int) -> float:
@@ -213,7 +225,7 @@ def _go(view: View, chosen: list[int]) -> Go:
 def _wait_for_enough(view: View, now: float) -> Wait | TooFew:
     """Waits for min_peers: for living ranks, which may be slow, up to the timeout of a collective,
     for ended ones, which may be started again, up to the grace time."""
-    first = min(one.at for one in view.ready.values())
+    first = _began(view)
     awaited = {rank for rank in view.connected if now < _settled_at(view, rank)}
     if len(awaited | view.ready.keys()) >= view.min_peers:
         until = first + max(view.grace_s, view.timeout)
@@ -255,8 +267,7 @@ def _left_alone(view: View, now: float) -> TooFew:
 
 def _too_few(view: View, now: float) -> TooFew:
     missing = tuple(rank for rank in range(view.world_size) if rank not in view.ready)
-    first = min(one.at for one in view.ready.values())
-    states = "; ".join(_state(view, rank, first, now) for rank in missing)
+    states = "; ".join(_state(view, rank, _began(view), now) for rank in missing)
     here = ", ".join(map(str, sorted(view.ready)))
     return TooFew(
         f"{len(view.ready)} of at least {view.min_peers} ranks are here (rank {here}): {states}. "
