@@ -325,9 +325,9 @@ def test_whatever_the_state(case: tuple[View, float]) -> None:
 
 def test_messages_survive_the_wire() -> None:
     fields = {"blames": (0, 1), "token": b"\xff\0", "behind": True, "history": STARTED_AGAIN}
-    one = ready(2, 10.0, origin=5, heard=11.0, **fields)
+    one = ready(2, 10.0, origin=5, **fields)
     assert messages.read_ready(2, messages.pack_ready(one, 12.0), 3, 112.0) == (
-        dataclasses.replace(one, at=110.0, heard=112.0)
+        dataclasses.replace(one, at=110.0)
     )
     view = seen_by(0, 3, ready(0), ready(1, healthy=False), ready(2), process=6)
     first = go(decide(view, 0.0))

@@ -32,7 +32,7 @@ from .messages import Address, Book, Kind
 
 _log = logging.getLogger("ringcomm")
 _LINGER_S = 0.25
-"""Seconds to wait for a rank that comes back, while it is let in."""
+"""Seconds to wait for a rank that is let in, or that says READY anew."""
 _AGE_MATTERS_S = 0.05
 _SLICE_S = 60.0
 
@@ -120,9 +120,11 @@ class Agreement:
 
     def send_ready(self, ready: Ready) -> None:
         """Sends READY to all, after filling in serial, epoch, origin, seen and behind."""
-        if self.formation is not None:  # it failed, maybe before all its members knew of it
-            for rank in self.formation.go.members:
+        if self.formation is not None:  # it failed
+            for rank in self.formation.go.members:  # who may not have known of it
                 self._counted.pop(rank, None)
+            if self.formation.is_nobodys_fault:  # its members are about to say READY anew
+                self._linger_until = self._clock() + _LINGER_S
         self.formation = None
         self._renew_ready(ready)
         self._dial_missing()
@@ -229,7 +231,6 @@ class Agreement:
         self._serial += 1
         self._ready[self._terms.rank] = dataclasses.replace(
             ready,
-            heard=self._clock(),
             serial=self._serial,
             epoch=self.epoch,
             origin=self.origin,
@@ -301,7 +302,7 @@ class Agreement:
         if known.serial > ready.serial:
             return
         if known.serial == ready.serial:
-            ready = dataclasses.replace(ready, at=min(ready.at, known.at), heard=known.heard)
+            ready = dataclasses.replace(ready, at=min(ready.at, known.at))
         self._ready[ready.rank] = ready
         self._seen = max(self._seen, ready.seen)
         if self.formation is not None:

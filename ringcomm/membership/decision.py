@@ -51,8 +51,6 @@ class Ready:
     token: bytes
     at: float
     """Time since which it is ready, by the clock of the process that keeps this object."""
-    heard: float = 0.0
-    """Time at which this process got it, by the same clock; later than at where it was renewed."""
     serial: int = 0
     """Number of this READY in its process; the latest counts."""
     epoch: int = -1
@@ -154,10 +152,9 @@ def decide(view: View, now: float) -> Go | Wait | TooFew:
     if due is None:
         return _wait_for_enough(view, now)
     position = deciders.index(view.rank)
-    if position:  # ranks before it have TAKEOVER_S each from the last READY, old as its rank may be
-        due = max(due, *(one.heard for one in living.values())) + position * TAKEOVER_S
-    if now < due:
-        return Wait(due)
+    act_at = due + position * TAKEOVER_S
+    if now < act_at:
+        return Wait(act_at)
     chosen = sorted(set(view.ready) - set(deciders[:position]))
     return _go(view, chosen if len(chosen) >= view.min_peers else sorted(view.ready))
 

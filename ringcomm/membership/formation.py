@@ -80,6 +80,11 @@ class Formation:
         if self._trouble is None:
             self._trouble = FormationError(text, blames)
 
+    @property
+    def is_nobodys_fault(self) -> bool:
+        """Whether it failed, and no rank is to blame: another formation came between."""
+        return self._trouble is not None and not self._trouble.blames
+
     def gave_up(self, rank: int, serial: int) -> None:
         """Fails the formation if this READY of a member is newer than the one the Go counts."""
         if self._counts(rank) and serial > self.go.serials[self.go.members.index(rank)]:

@@ -143,7 +143,6 @@ def read_ready(rank: int, payload: bytes, world_size: int, now: float) -> Ready:
         blames=_read_ranks(record, "blames", world_size),
         token=_read_token(record),
         at=now - record.number("age", 0.0, 1e12),
-        heard=now,
     )
 
 
