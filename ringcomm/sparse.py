@@ -32,7 +32,7 @@ import numpy as np
 from .api import given_or_default
 from .communicator import Communicator
 from .core.chunks import Bytes, Entries, Floats, Format, as_view, join, select
-from .core.work import Work
+from .core.work import Work, WorkStats
 from .errors import ConfigError, MismatchError, RingcommError, naming
 from .exact import as_callers, floats_of, is_exact, is_own, place_of, without_exact
 
@@ -287,6 +287,7 @@ class SparseRound:
 
     Attributes:
         elapsed: seconds of its trips and their sums, known after ``wait``; 0.0 before.
+        stats: counters of its collectives, known after ``wait``.
     """
 
     def __init__(self, exchange: SparseExchange, work: Work, timeout: float | None) -> None:
@@ -294,6 +295,7 @@ class SparseRound:
         self._work = work
         self._timeout = timeout
         self.elapsed = 0.0
+        self.stats: list[WorkStats] = []
         self._result: Entries | None = None
         self._error: RingcommError | None = None
 
@@ -314,7 +316,8 @@ class SparseRound:
             try:
                 self._work.wait()
                 began = time.perf_counter()
-                result = self._exchange._way.end(self._timeout)
+                result, second = self._exchange._way.end(self._timeout)
+                self.stats = [work.stats() for work in (self._work, *second)]
                 self.elapsed = self._work.elapsed + time.perf_counter() - began
             except RingcommError as error:
                 self._error = error
@@ -351,9 +354,9 @@ class _Gather:
         comm = self._exchange.comm
         return comm.allgather(self.wire, out=self._received, async_op=True, timeout=timeout)
 
-    def end(self, _timeout: float | None) -> Entries:
-        one = self._exchange
-        return join(one.format, one.comm.kernel_set, self._received, one._factor(), one.count, 0)
+    def end(self, _timeout: float | None) -> tuple[Entries, list[Work]]:
+        one, received = self._exchange, self._received
+        return join(one.format, one.comm.kernel_set, received, one._factor(), one.count, 0), []
 
     def swap(self) -> None:
         """Does nothing: there are no owner residuals."""
@@ -401,14 +404,15 @@ class _Owner:
         comm = self._exchange.comm
         return comm.alltoall(parts, out=self._parts, async_op=True, timeout=timeout)
 
-    def end(self, timeout: float | None) -> Entries:
+    def end(self, timeout: float | None) -> tuple[Entries, list[Work]]:
         one = self._exchange
         kernels = one.comm.kernel_set
         mean = join(one.format, kernels, self._parts, one._factor(), self._own, 0).scatter()
         seen = as_view(mean, self._own, writable=False)
         select(self._format, kernels, self._sums, self._next, self._residual, seen, one.decay)
-        one.comm.allgather(self._sums, out=self._results, timeout=timeout)
-        return self._joined()
+        work = one.comm.allgather(self._sums, out=self._results, async_op=True, timeout=timeout)
+        work.wait()
+        return self._joined(), [work]
 
     def _joined(self) -> Entries:
         """Concatenates the entries that all owners sent, one range after the other."""

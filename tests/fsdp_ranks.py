@@ -119,7 +119,7 @@ def over_all_ranks() -> None:
         model = sharded(**({"mp_policy": policy} if name == "narrow" else {}))
         compressed = compress(model, **settings)
         weights = trained(model, world)
-        carried = compressed.carried
+        carried = compressed.sent.total
         tell(
             name=name,
             alike=alike(gathered(model)),

@@ -44,10 +44,8 @@ from ringcomm import (
     TensorError,
 )
 from ringcomm.codecs import CODECS
-from ringcomm.core.work import WorkStats
 from ringcomm.torch import Auto, HookState, Stale1, allreduce_hook, attach
 from ringcomm.torch import buckets as hook_buckets
-from ringcomm.torch.account import KEPT, Account
 from ringcomm.torch.buckets import GradientBucket
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
@@ -346,41 +344,6 @@ def test_where_a_gradient_lies_in_its_bucket() -> None:
 # ---- the account ----
 
 
-def test_an_account_of_two_steps() -> None:
-    account = Account()
-    account.reset()
-    for step in range(2):
-        first = account.submit(100, last=False)
-        first([WorkStats(sent_bytes=30, rail_bytes=(80, 0))])
-        second, third = account.submit(50, last=False), account.submit(10, last=True)
-        assert len(account.report()["steps"]) == step
-        third([WorkStats(sent_bytes=20, rail_bytes=(0, 70)), WorkStats(shared_bytes=7)])
-        second([WorkStats(sent_bytes=10, rail_bytes=(60, 0))])
-    report = account.report()
-    assert (report["buckets"], report["payload_bytes"], report["wire_bytes"]) == (6, 320, 120)
-    assert (report.buckets, report.payload_bytes, report.wire_bytes) == (6, 320, 120)
-    assert (report.shared_bytes, report.rail_bytes, account.carried) == (14, [280, 140], 6)
-    for told in report["steps"]:
-        assert (told["buckets"], told["payload_bytes"], told["wire_bytes"]) == (3, 160, 60)
-        assert told["shared_bytes"] == 7
-        assert told["step_s"] == pytest.approx(told["compute_s"] + told["exposed_s"], abs=1e-12)
-        assert 0 < told["hidden_s"] <= told["compute_s"]
-        assert told["exposed_s"] > 0
-    works = report["works"]
-    assert report["comm_s"] == pytest.approx(sum(done - begun for begun, done in works))
-    account.reset()
-    assert account.report()["steps"] == account.report()["works"] == []
-
-
-def test_an_account_does_not_grow_for_ever() -> None:
-    account = Account()
-    for _ in range(KEPT + 5):
-        account.submit(8, last=True)([])
-    report = account.report()
-    assert len(report["steps"]) == len(report["works"]) == KEPT
-    assert report["buckets"] == KEPT + 5
-
-
 def test_memory_that_ranks_share_is_no_wire() -> None:
     """Two hosts of two ranks: what goes over ports is one host's part, not one rank's."""
     with World(4, memory=2, rails=2) as world:
@@ -420,24 +383,6 @@ def test_a_checkpoint_is_not_of_a_step() -> None:
         assert report.wire_bytes == 2 * alone
 
     run_ranks(2, body)
-
-
-def test_a_report_is_printed_as_a_table() -> None:
-    account = Account()
-    assert "0 buckets, 0 steps" in str(account.report())
-    for _ in range(2):
-        over = account.submit(4_000_000, last=True)
-        sent = WorkStats(sent_bytes=1_500_000, shared_bytes=20_000, rail_bytes=(1_000_000, 500_100))
-        over([sent])
-    lines = [line.split("  ") for line in str(account.report()).splitlines()]
-    told = {parts[0]: parts[1:] for line in lines if (parts := [p.strip() for p in line if p])}
-    assert "gradients exchanged: 2 buckets, 2 steps" in told
-    assert told["gradients"] == ["8.00 MB", "4.00 MB"]
-    assert told["sent over ports"] == ["3.00 MB", "1.50 MB"]
-    assert told["rail 1, headers too"] == ["1.00 MB"]
-    assert told["through shared memory"] == ["40.00 KB", "20.00 KB"]
-    assert all(told[name][0].endswith(" ms") for name in ("step", "hidden communication"))
-    assert repr(account.report()) == repr(dict(account.report()))
 
 
 def test_a_bucket_that_cannot_be_sent_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

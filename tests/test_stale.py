@@ -20,9 +20,7 @@ from ranks import run_ranks
 from torch import nn
 
 from ringcomm import Communicator, ConfigError
-from ringcomm.core.work import WorkStats
 from ringcomm.torch import HookState, Stale1
-from ringcomm.torch.account import Account
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -225,26 +223,3 @@ def test_adam_is_warned_of(kind: str, force: bool, times: int) -> None:
         assert all("AdamW" in text and "pace='every'" in text for text in texts)
 
     run_ranks(1, body)
-
-
-def test_an_account_of_steps_that_travel_during_the_next() -> None:
-    account = Account()
-    account.deferred = True
-    sent = [WorkStats(sent_bytes=10)]
-    overs: list[Any] = []
-    for _ in range(3):
-        with account.stall():
-            for over in overs:
-                over(sent)
-        overs = [account.submit(100, last=False), account.submit(100, last=True)]
-    assert len(account.report().steps) == 2
-    for over in overs:
-        over(sent)
-    first, second, third = account.report().steps
-    for step in (first, second, third):
-        assert step["step_s"] == pytest.approx(step["compute_s"] + step["exposed_s"])
-        assert step["wire_bytes"] == 20
-        assert step["hidden_s"] <= step["in_flight_s"]
-    assert first["exposed_s"] < 1.0
-    assert second["exposed_s"] > 0
-    assert [len(account.unreported_steps()), len(account.unreported_steps())] == [3, 0]

@@ -231,7 +231,7 @@ class Sparse(Momentum):
 
     @property
     def sent(self) -> float:
-        return float(self._optimizer.sent_bytes)
+        return float(self._optimizer.carried)
 
     def account(self, steps: int) -> dict[str, Any]:
         return {}

@@ -31,9 +31,9 @@ from ..errors import ConfigError
 from .argument_checks import require_able, require_truth, require_whole
 from .buckets import GradientBucket
 from .exchange import CommExchange
-from .hook_report import StepReport
 from .named_feedback import COMPRESSIBLE
 from .steps import before_steps, has_any
+from .sync.exchange_report import StepReport
 
 _log = logging.getLogger("ringcomm")
 

@@ -22,7 +22,7 @@ from .argument_checks import require_able
 from .auto import Auto
 from .buckets import GradientBucket
 from .exchange import CommExchange
-from .hook_report import StepReport
+from .sync.exchange_report import StepReport
 
 
 class CodecPolicy(Protocol):

@@ -32,8 +32,9 @@ from .argument_checks import require, takes
 from .group import group_behind
 from .guards import ONEBIT, AdamWatch
 from .ops import as_reduced, reduction
+from .sync.account import Moved
 from .sync.agreement import require_alike
-from .sync.pending import Pending, carried_by
+from .sync.pending import Pending
 from .tensors import as_moved
 from .wrapped import plain_name
 
@@ -131,7 +132,7 @@ class Compressed:
     Attributes:
         shard, shards: number of this rank's shard, and of all.
         feedback: residuals of the gradients, by the modules' names; only with ``across``.
-        carried: bytes that this rank has sent by codecs, over links or through shared memory; with
+        sent: bytes that this rank has sent by codecs, over ports and through shared memory; with
             ``across`` to the other hosts alone.
     """
 
@@ -142,7 +143,7 @@ class Compressed:
         self._names = set(names)
         self.watch: AdamWatch | None = None  # of 1-bit gradients
         self.feedback = FeedbackStore()
-        self.carried = 0
+        self.sent = Moved()
 
     def state_dict(self) -> dict[str, Any]:
         """State of this rank: the residuals of its shard. Nothing is sent; for the same rank of a
@@ -180,7 +181,7 @@ class Compressed:
             shard.copy_(pending.wait().view(shard.shape))
         if shard.is_cuda:  # FSDP frees it by another stream
             shard.record_stream(torch.cuda.current_stream(shard.device))
-        self.carried += carried_by(pending.work)
+        self.sent.add([pending.work.stats()])
 
 
 class _Exchange:
@@ -214,7 +215,7 @@ class _ReduceScatter(_Exchange):
         with naming("FSDP's exchange of gradients"):
             work = comm_of(group).reduce_scatter(as_reduced(sent), async_op=True, **settings)
             output_tensor.copy_(work.wait())
-        self._compressed.carried += carried_by(work)
+        self._compressed.sent.add([work.stats()])
 
 
 class _AllGather(_Exchange):
@@ -238,7 +239,7 @@ class _AllGather(_Exchange):
             work = comm.allgather(sent, async_op=True, **settings)
             target = output_tensor if is_rounded else as_moved(output_tensor)
             target.copy_(work.wait().view(-1))
-        self._compressed.carried += carried_by(work)
+        self._compressed.sent.add([work.stats()])
 
 
 def _as_sent(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:

@@ -57,9 +57,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..communicator import Communicator, works_of_process
 from ..errors import ConfigError, NotInitializedError
-from .account import Account
 from .group import RingcommGroup
 from .steps import after_steps, before_steps, has_any
+from .sync.account import Account
 from .wrapped import is_exchanged, is_sharded, wrappers_of
 
 # ---- silence ----
@@ -181,11 +181,11 @@ def watch_hook(state: GradientHook) -> None:
     """Watches a hook's state."""
     _hooks.add(state)
     if state.parameter_ids:
-        carried, ids = (lambda one: one.account.carried), (lambda one: one.parameter_ids)
+        carried, ids = (lambda one: one.account.submitted), (lambda one: one.parameter_ids)
         _watches.add(_Watch(state, carried, _of_hook, 0, ids))
     else:
         _watches.add(
-            _Watch(state, lambda _: sum(hook.account.carried for hook in list(_hooks)), _of_hook, 0)
+            _Watch(state, lambda _: sum(one.account.submitted for one in list(_hooks)), _of_hook, 0)
         )
 
 

@@ -35,15 +35,15 @@ from ..errors import ConfigError, RingcommError, TensorError, naming
 from ..exact import without_exact
 from ..feedback import ErrorFeedback, FeedbackStore
 from . import guards, profiling
-from .account import Account
 from .argument_checks import require_able, require_truth, require_whole, takes
 from .buckets import GradientBucket
 from .codec_policy import CodecPolicy, needs_feedback, policy_of
 from .guards import ONEBIT, AdamWatch
-from .hook_report import HookReport
 from .named_feedback import COMPRESSIBLE, NamedFeedback
 from .stale import Stale1, pace_of
+from .sync.account import Account
 from .sync.agreement import require_alike
+from .sync.exchange_report import ExchangeReport
 from .tensors import require_dense
 from .transport import BucketInFlight, FlatTransport, GradientFuture, Transport
 
@@ -416,7 +416,7 @@ class HookState:
         """Starts a new report; the coming step counts from now on."""
         self.account.reset()
 
-    def report(self) -> HookReport:
+    def report(self) -> ExchangeReport:
         """Returns the figures since the last reset; ``print`` shows them as a table.
 
         Returns:

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch.autograd.profiler import record_function
 
-from .account import Account, Moved
 from .buckets import GradientBucket
-from .hook_report import bytes_text
 from .steps import after_backward
+from .sync.account import Account, Moved
+from .sync.exchange_report import bytes_text
 from .works import RingWork
 
 _Future = torch.futures.Future[torch.Tensor]

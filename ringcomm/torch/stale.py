@@ -30,7 +30,6 @@ import torch
 from ..codecs import Codec
 from ..errors import ConfigError, RingcommError, did_you_mean
 from ..exact import is_exact, is_own, require_world
-from .account import Account
 from .argument_checks import require_truth, require_whole
 from .buckets import GradientBucket, in_shape_of
 from .correction import Correction
@@ -39,6 +38,7 @@ from .named_feedback import NamedFeedback
 from .pace import Pace
 from .steps import after_backward
 from .streams import future_on
+from .sync.account import Account
 from .transport import GradientFuture, Transport
 from .wrapped import inner_of, wrappers_of
 

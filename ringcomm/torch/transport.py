@@ -25,12 +25,12 @@ from ..core import cuda
 from ..core.work import Work, when_all_over
 from ..errors import RingcommError, naming
 from ..exact import Place, place_of
-from .account import Account
 from .buckets import GradientBucket, Part, Parts
 from .exchange import CommExchange
 from .group import default_comm
 from .named_feedback import NamedFeedback
 from .streams import NonFiniteFlag, future_on, on_stream
+from .sync.account import Account
 from .sync.pending import Pending
 
 _EXCHANGE = "the exchange of gradients of HookState"

@@ -25,7 +25,7 @@ from ..codecs import Compression
 from ..communicator import Communicator
 from ..errors import RingcommError
 from ..torch import HookState, OuterStep, allreduce_hook
-from ..torch.hook_report import CodecStretch
+from ..torch.sync.exchange_report import CodecStretch
 from . import optim
 from .command_line import Options
 from .distributed import World
@@ -211,11 +211,6 @@ class Momentum(Method):
 
 class Largest(Momentum):
     """Optimizer on the CPU that exchanges the largest blocks of gradients."""
-
-    def totals(self) -> dict[str, float]:
-        """Return the optimizer's waiting time and bytes."""
-        own = self.optimizer
-        return {"exposed_s": own.waited_s, "sent_bytes_per_step": own.sent_bytes}
 
     def no_exchange(self) -> contextlib.AbstractContextManager[None]:
         """Return the optimizer's no_sync(), as its exchange begins in backward."""

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
@@ -31,7 +30,9 @@ from ...errors import ConfigError, RingcommError, naming, warn_caller
 from ..argument_checks import require
 from ..group import default_comm
 from ..guards import refuse_others
+from ..sync.account import Account
 from ..sync.agreement import Verdict, agree, require_alike, require_same
+from ..sync.exchange_report import ExchangeReport
 from . import saved
 from .span import IndexedParameter, ParameterBucket, require_dense
 
@@ -70,7 +71,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
     Attributes:
         steps: number of steps made.
         skipped: number of steps, or parts of them, skipped as a gradient was not finite.
-        waited_s: seconds that steps have waited for exchanges.
+        account: bytes and times of the exchanges.
     """
 
     _step_supports_amp_scaling = True  # a GradScaler must not decide on one rank alone
@@ -95,7 +96,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         self._calls = 0  # of step(), since the parameters last changed
         self.steps = 0
         self.skipped = 0
-        self.waited_s = 0.0
+        self.account = Account()
         about = {"optimizer": self._method, "overlap": launch is not None, **fixed}
         with naming(f"{type(self).__name__}()", "an optimizer's constructor"):
             require_alike(self._comm, about)
@@ -162,7 +163,31 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
             self._extend()
             self._refuse_others()
             self._step()
+            self.account.end_step()
         return loss
+
+    # ---- measurements ----
+
+    @property
+    def carried(self) -> int:
+        """Bytes that this rank has sent, over links or through shared memory, but for agreements,
+        and exchanges that ``zero_grad`` or a load has dropped."""
+        return self.account.sent.total
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that steps have waited for exchanges."""
+        return self.account.waited_s
+
+    def reset_report(self) -> None:
+        """Starts a new report; the coming step counts from now on."""
+        self.account.reset()
+
+    def report(self) -> ExchangeReport:
+        """Returns the figures since the last reset, as ``HookState.report`` does; ``print`` shows
+        them as a table. Of a step, ``exposed_s`` is the time that it has waited for exchanges, and
+        ``hidden_s`` that in which others were in flight."""
+        return self.account.report()
 
     # ---- layout and checks ----
 
@@ -216,13 +241,6 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         if not verdict.finite:
             self._skip("the step is left out", warn=found_inf is None)
         return verdict
-
-    @contextlib.contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Counts the time as waited."""
-        began = time.perf_counter()
-        yield
-        self.waited_s += time.perf_counter() - began
 
     def _require_active(self, has_gradient: bool) -> None:
         """Raises RingcommError if this rank has had no gradient for several steps."""

@@ -29,7 +29,6 @@ from ...core.work import Work
 from ...errors import naming
 from ...exact import is_exact, is_own, place_of
 from ..argument_checks import require, takes
-from ..sync.pending import carried_by
 from ..tensors import all_finite
 from . import saved
 from .arithmetic import orthogonalized
@@ -48,7 +47,7 @@ class Muon(ExchangingOptimizer[Owned, Any]):
             torch.optim.Muon.
         gradients: codec of the gradients, with error feedback if it needs that.
         updates: codec of the updates; bf16 rounds nothing.
-        max_norm, comm, and the attribute ``carried``: as in WireOptimizer.
+        max_norm, comm: as in WireOptimizer.
 
     Raises ConfigError for a parameter that is no matrix, and what ExchangingOptimizer raises.
     """
@@ -74,7 +73,7 @@ class Muon(ExchangingOptimizer[Owned, Any]):
         require_max_norm(max_norm)
         rates = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "eps": eps}
         others = {"ns_coefficients": ns_coefficients, "ns_steps": ns_steps, "nesterov": nesterov}
-        self._max_norm, self.carried = max_norm, 0
+        self._max_norm = max_norm
         self._codec = parse(gradients, "gradients=")
         self._updates: Any = parse(updates, "updates=").name
         fixed = {"gradients": self._codec.name, "updates": self._updates, "max_norm": max_norm}
@@ -105,7 +104,8 @@ class Muon(ExchangingOptimizer[Owned, Any]):
                 continue
             updates, codec = self._updates_of(owned, verdict.factor, present), self._updates
             work = self._comm.allgather(updates, compression=codec, feedback=False, async_op=True)
-            flat, group = self._wait(work).view(-1), self.param_groups[owned.group_index]
+            flat = self._wait(work, updates.nbytes).view(-1)
+            group = self.param_groups[owned.group_index]
             for place in owned.slices:
                 if place.index in present:
                     _move(place.tensor.detach(), place.of(flat), group)
@@ -117,7 +117,8 @@ class Muon(ExchangingOptimizer[Owned, Any]):
         owned.gather_gradients(flat)
         owned.fill_padding(flat.mul_(factor))
         settings: Any = {"compression": self._codec.name, "feedback": owned.feedback or False}
-        mean = self._wait(self._comm.reduce_scatter(flat, "avg", async_op=True, **settings))
+        work = self._comm.reduce_scatter(flat, "avg", async_op=True, **settings)
+        mean = self._wait(work, flat.nbytes)
         updates = owned.own.zeros()
         if not all_finite(mean):  # a 16-bit sum has overflowed
             self._skip("the update of this rank's matrices is zero")
@@ -133,10 +134,10 @@ class Muon(ExchangingOptimizer[Owned, Any]):
         owned.own.fill_padding(updates)
         return updates
 
-    def _wait(self, work: Work) -> torch.Tensor:
-        with self._waiting():
+    def _wait(self, work: Work, size: int) -> torch.Tensor:
+        with self.account.stall():
             result: torch.Tensor = work.wait()
-        self.carried += carried_by(work)
+        self.account.note(size, [work.stats()])
         return result
 
     # ---- states ----

@@ -29,7 +29,8 @@ from ...communicator import Communicator
 from ...errors import ConfigError, naming, warn_caller
 from ...feedback import FeedbackStore
 from ..argument_checks import require_whole
-from ..sync.pending import Pending, carried_by
+from ..sync.account import Account
+from ..sync.pending import Pending
 from . import saved
 from .checks import require_max_norm
 from .exchanging import ExchangingOptimizer
@@ -72,12 +73,13 @@ class SpanExchanges:
             keeps = name in store or codec.needs_feedback  # other codecs deliver what is there
             self._pending[exchange.what] = Pending(comm, out, codec, store[name] if keeps else None)
 
-    def wait(self) -> int:
-        """Waits for the means. Returns the bytes that this rank has sent for the span, over links
-        or through shared memory."""
+    def wait(self, account: Account | None = None) -> None:
+        """Waits for the means, which the account then counts."""
         for one in self._pending.values():
             one.wait()
-        return sum(carried_by(one.work) for one in self._pending.values())
+        if account is not None and self._pending:
+            size = sum(one.tensor.nbytes for one in self._pending.values())
+            account.note(size, [one.work.stats() for one in self._pending.values()])
 
     def apply(self) -> bool:
         """Runs the rule's update with the means, which must have come. Returns False, and changes
@@ -154,8 +156,6 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
 
     Attributes:
         skipped: number of steps that were not made, as a gradient was not finite.
-        carried: bytes that this rank has sent, over links or through shared memory, but for the
-            agreements, and exchanges that ``zero_grad`` or a load has dropped.
         feedback: the residuals, by exchange and span.
     """
 
@@ -184,7 +184,6 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         self._max_norm = max_norm
         self._threshold = require_whole("threshold", threshold, 0)
         self._span_bytes = require_whole("span_bytes", span_bytes, 1)
-        self.carried = 0
         self.feedback = FeedbackStore()
         common = {"max_norm": max_norm, "threshold": threshold, "span_bytes": span_bytes}
         launch = self._launch if overlap else None
@@ -272,8 +271,8 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
                 self._skip("the step is left out")
 
     def _wait_for(self, exchanges: SpanExchanges) -> None:
-        with self._waiting():
-            self.carried += exchanges.wait()
+        with self.account.stall():
+            exchanges.wait(self.account)
 
     # ---- layout and checks ----
 

@@ -11,6 +11,9 @@ import dataclasses
 import time
 from collections.abc import Iterator
 
+from ..sync.account import Account
+from ..sync.exchange_report import ExchangeReport
+
 
 @dataclasses.dataclass
 class OuterReport:
@@ -19,10 +22,8 @@ class OuterReport:
     Attributes:
         iterations: number of iterations.
         rounds: number of finished rounds.
-        payload_bytes: bytes of its deltas, before compression.
-        sent_bytes: payload that this rank has sent for them, after compression.
+        account: bytes of its deltas, and times of the rounds.
         training_s: seconds between OuterStep's calls.
-        waited_s: seconds that it has waited for other ranks and for transfers.
         own_s: seconds of its own computations in OuterStep's calls: copies and rebases; and deltas
             and outer rules, if no other thread computes them.
         repeated: number of rounds that were begun anew, as a peer was lost.
@@ -34,16 +35,35 @@ class OuterReport:
 
     iterations: int = 0
     rounds: int = 0
-    payload_bytes: int = 0
-    sent_bytes: int = 0
+    account: Account = dataclasses.field(default_factory=Account)
     training_s: float = 0.0
-    waited_s: float = 0.0
     own_s: float = 0.0
     repeated: int = 0
     left: list[int] = dataclasses.field(default_factory=list)
     joined: list[int] = dataclasses.field(default_factory=list)
     dropped: int = 0
     skipped: int = 0
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of its deltas, before compression."""
+        return self.account.payload
+
+    @property
+    def sent_bytes(self) -> int:
+        """Payload that this rank has sent for them over its ports, after compression."""
+        return self.account.sent.wire
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that it has waited for other ranks and for transfers."""
+        return self.account.waited_s
+
+    def exchanges(self) -> ExchangeReport:
+        """Returns the figures of the rounds as ``HookState.report`` does of steps: a round is a
+        step, from the end of the round before on, and ``exposed_s`` the time that this rank has
+        waited in it."""
+        return self.account.report()
 
     @property
     def utilisation(self) -> float:
@@ -84,12 +104,3 @@ class Stopwatch:
             waited = self._report.waited_s - waited_before
             self._report.own_s += max(0.0, now - entered - waited)
             self._since = now
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Counts time as waiting for others."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._report.waited_s += time.perf_counter() - began

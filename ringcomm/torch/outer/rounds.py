@@ -299,7 +299,7 @@ class Rounds(Kept):
         while self.current is not None:
             try:
                 if self._job is not None:
-                    with self.watch.waiting():
+                    with self.report.account.stall():
                         self._job.result()
                 elif not self.current.is_over:
                     self._run_round(self.current, self.peers)
@@ -328,7 +328,7 @@ class Rounds(Kept):
         state to ranks that need it."""
         if error is None:
             self._entered += 1
-        with self.watch.waiting():
+        with self.report.account.stall():
             change = (
                 self.peers.begin_round(self._entered, self._setup)
                 if error is None
@@ -414,7 +414,7 @@ class Rounds(Kept):
     def _run_round(self, current: Round, peers: Peers) -> None:
         """Runs a round with its peers; a delayed one in the other thread."""
         current.prepare()
-        with contextlib.nullcontext() if current.is_delayed else self.watch.waiting():
+        with contextlib.nullcontext() if current.is_delayed else self.report.account.stall():
             current.travel(peers.comm, self._timeout)
             peers.end_round()
         current.close()
@@ -432,8 +432,10 @@ class Rounds(Kept):
             self.report.dropped += 1
             self._on_dropped()
         self.report.rounds += 1
-        self.report.sent_bytes += sum(sent.sent_bytes for sent in current.sent)
-        self.report.payload_bytes += sum(block.anchor.nbytes for block in current.fragment.blocks)
+        payload = sum(block.anchor.nbytes for block in current.fragment.blocks)
+        account = self.report.account
+        account.note(payload, [one for sent in current.sent for one in sent.stats])
+        account.end_step()
         headers, members = current.headers, self.peers.members
         if headers is None:
             return

@@ -18,6 +18,7 @@ import torch
 
 from ...codecs import BLOCK, Codec, Compression, parse
 from ...communicator import Communicator
+from ...core.work import WorkStats
 from ...errors import ConfigError
 from ...feedback import ErrorFeedback, FeedbackStore
 from ...sparse import SparseExchange, SparseRound
@@ -47,7 +48,6 @@ class SentSparse:
 
     def __init__(self, one: SparseRound, like: torch.Tensor) -> None:
         self._round, self._like = one, like
-        self.sent_bytes = one.sent_bytes
 
     def wait(self) -> torch.Tensor:
         """Returns the mean, made anew by each call. Raises what the collective raises."""
@@ -56,6 +56,11 @@ class SentSparse:
     def undo(self) -> None:
         """Restores the wire's residuals of before."""
         self._round.undo()
+
+    @property
+    def stats(self) -> list[WorkStats]:
+        """Counters of its collectives, once it has been waited for."""
+        return self._round.stats
 
 
 class SparseWire:

@@ -62,8 +62,6 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
 
     Attributes:
         skipped: number of skipped buckets.
-        sent_bytes: payload that this rank has sent.
-        waited_s: seconds that steps have waited for exchanges and for the kernels after them.
     """
 
     method: ClassVar[str] = ""
@@ -93,7 +91,6 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
             "exchange": exchange,
         }
         self.staleness = staleness
-        self.sent_bytes = 0
         self._unseen: tuple[Sequence[BucketRound], Future[None]] | None = None
         self._had_gradient = False
         fixed = {"staleness": staleness, **self._settings}
@@ -154,10 +151,10 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
             return
         rounds, over = self._unseen
         self._unseen = None
-        with self._waiting():
+        with self.account.stall():
             over.result()
         for one in rounds:
-            self.sent_bytes += one.bucket.exchange.sent_bytes
+            self.account.note(one.bucket.gradient.nbytes, one.sent.stats)
             if one.entries.poisoned:
                 self._skip("its bucket is left out of the step")
             else:

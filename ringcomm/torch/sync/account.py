@@ -1,4 +1,4 @@
-"""Figures of a gradient hook: buckets, bytes, and where the time of each step went.
+"""Figures of exchanges: buckets, bytes, and where the time of each step went.
 
     step before ends      first bucket           last bucket submitted     last one over
       |                      |                          |                       |
@@ -14,10 +14,14 @@ clock measures, and a bucket is over when its result is on the way back to the G
 Where a step's buckets travel during the next one (``deferred``), a step ends with its last
 submission, and the time it lost is its wait for the buckets of the step before.
 
-Invariants: times are of time.perf_counter(). A step begins with the first bucket after the last one
-of the step before. Bytes are counted in the buckets' own works, so other traffic of the same
-communicator does not count. Totals count all steps since the reset; single steps are kept for the
-latest KEPT.
+An optimizer that exchanges in its step waits, between updates, for one bucket after the other
+(``stall``), and its step ends with it (``end_step``). The time lost is what it has waited, and
+transfers at any other time are hidden.
+
+Invariants: times are of time.perf_counter(), which is the core's clock. A step begins with the
+first bucket after the last one of the step before. Bytes are counted in the buckets' own works, so
+other traffic of the same communicator does not count. Totals count all steps since the reset;
+single steps are kept for the latest KEPT.
 """
 
 from __future__ import annotations
@@ -29,9 +33,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from ..adaptive.law import Interval, covered
-from ..core.work import WorkStats
-from .hook_report import CodecStretch, HookReport, StepReport
+from ...adaptive.law import Interval, covered
+from ...core.work import WorkStats
+from .exchange_report import CodecStretch, ExchangeReport, StepReport
 
 KEPT = 1000
 
@@ -48,6 +52,11 @@ class Moved:
     wire: int = 0
     shared: int = 0
     rails: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        """Bytes of payload, whichever way."""
+        return self.wire + self.shared
 
     def add(self, works: Iterable[WorkStats]) -> None:
         """Adds the bytes of more works."""
@@ -68,6 +77,7 @@ class _Step:
 
     def __init__(self, began: float, deferred: bool, stalled: float) -> None:
         self.began, self.deferred, self.stalled = began, deferred, stalled
+        self.ended: float | None = None  # by end_step
         self.waited_for = float("inf")
         self.works: list[Interval] = []
         self.nbytes = self.open = self.submitted = 0
@@ -83,17 +93,22 @@ class _Step:
     def report(self) -> StepReport:
         """Returns the step's figures; the step must be over."""
         arrived = max(done for _, done in self.works)
-        late = 0.0 if self.deferred else max(0.0, arrived - self.last_submitted)
-        ended, exposed = self.last_submitted + late, self.stalled + late
+        in_flight = covered(self.works, arrived)
+        if self.ended is not None:
+            ended, exposed = self.ended, self.stalled
+            hidden = max(0.0, in_flight - exposed)
+        else:
+            late = 0.0 if self.deferred else max(0.0, arrived - self.last_submitted)
+            ended, exposed = self.last_submitted + late, self.stalled + late
+            until = self.waited_for if self.deferred else self.last_submitted
+            hidden = covered(self.works, until)
         return {
             "step_s": ended - self.began,
             "compute_s": ended - self.began - exposed,
             "backward_s": self.last_submitted - min(begun for begun, _ in self.works),
-            "hidden_s": covered(
-                self.works, self.waited_for if self.deferred else self.last_submitted
-            ),
+            "hidden_s": hidden,
             "exposed_s": exposed,
-            "in_flight_s": covered(self.works, arrived),
+            "in_flight_s": in_flight,
             "deferred": self.deferred,
             "buckets": len(self.works),
             "payload_bytes": self.nbytes,
@@ -103,10 +118,14 @@ class _Step:
 
 
 class Account:
-    """Counts the buckets, bytes and times of one hook.
+    """Counts the buckets, bytes and times of one hook, optimizer or OuterStep.
 
     Attributes:
-        carried: buckets submitted since it was made; a reset does not change it.
+        submitted: number of buckets submitted since it was made; as the three following, a reset
+            does not change it.
+        payload: bytes of all buckets that are over, before compression.
+        sent: bytes sent for them.
+        waited_s: seconds that training has stalled.
         deferred: whether the buckets of the coming steps travel during the next step.
     """
 
@@ -114,7 +133,8 @@ class Account:
         self._lock = threading.Lock()
         self._ended: float | None = None
         self._unreported: deque[_Step] = deque(maxlen=KEPT)
-        self.carried = 0
+        self.submitted = self.payload = 0
+        self.sent, self.waited_s = Moved(), 0.0
         self.deferred = False
         self._codecs: deque[CodecStretch] = deque(maxlen=KEPT)
         self._zero()
@@ -141,7 +161,7 @@ class Account:
         over."""
         now = time.perf_counter() if began is None else began
         with self._lock:
-            self.carried += 1
+            self.submitted += 1
             step = self._step or self._begin(now)
             number = step.submitted
             step.submitted += 1
@@ -157,13 +177,8 @@ class Account:
             done, moved = time.perf_counter(), Moved()
             moved.add(works)
             with self._lock:
-                self._buckets += 1
-                self._nbytes += nbytes
-                self._comm_s += done - now
-                self._moved.join(moved)
-                step.moved.join(moved)
+                self._count(step, nbytes, (now, done), moved)
                 step.buckets.append((number, moved))
-                step.works.append((now, done))
                 step.open -= 1
                 if step.is_over and not step.deferred:
                     self._ended = done
@@ -177,17 +192,58 @@ class Account:
         self._unreported.append(self._step)
         return self._step
 
+    def note(self, nbytes: int, works: Iterable[WorkStats]) -> None:
+        """Notes a bucket that is over, of a step that ``end_step`` ends."""
+        stats, moved = list(works), Moved()
+        moved.add(stats)
+        if stats:
+            begun = 1e-9 * min(work.submitted_ns for work in stats)
+            done = 1e-9 * max(work.finished_ns for work in stats)
+        else:
+            begun = done = time.perf_counter()
+        with self._lock:
+            step = self._step or self._begin(begun)
+            self.submitted += 1
+            step.nbytes += nbytes
+            self._count(step, nbytes, (begun, done), moved)
+
+    def _count(self, step: _Step, nbytes: int, when: Interval, moved: Moved) -> None:
+        """Counts a bucket that is over."""
+        self._buckets += 1
+        self._nbytes += nbytes
+        self.payload += nbytes
+        self._comm_s += when[1] - when[0]
+        step.works.append(when)
+        for count in (self._moved, self.sent, step.moved):
+            count.join(moved)
+
+    def end_step(self) -> None:
+        """Ends a step whose buckets are all noted; one without any stays open."""
+        now = time.perf_counter()
+        with self._lock:
+            step = self._step
+            if step is None:
+                return
+            self._step, self._ended = None, now
+            step.ended, step.complete, step.stalled = now, True, step.stalled + self._stalled
+            step.last_submitted = max(begun for begun, _ in step.works)
+            self._stalled = 0.0
+
     @contextlib.contextmanager
     def stall(self) -> Iterator[None]:
-        """Measures how long training waits for the buckets of the latest step, a loss of the coming
-        one."""
+        """Measures how long training waits: a loss of the step that ``end_step`` ends next; or for
+        the buckets of the latest step, then a loss of the coming one."""
         began = time.perf_counter()
         with self._lock:
             if self._steps:
                 self._steps[-1].waited_for = began
-        yield
-        with self._lock:
-            self._stalled += time.perf_counter() - began
+        try:
+            yield
+        finally:
+            waited = time.perf_counter() - began
+            with self._lock:
+                self._stalled += waited
+                self.waited_s += waited
 
     def unreported_steps(self) -> list[StepReport]:
         """Returns the finished steps that no earlier call returned, oldest first; a reset does not
@@ -216,10 +272,10 @@ class Account:
         with self._lock:
             return sorted(self._steps[-1].buckets, key=lambda one: one[0]) if self._steps else []
 
-    def report(self) -> HookReport:
-        """Returns the figures since the last reset, as ``HookState.report`` gives them."""
+    def report(self) -> ExchangeReport:
+        """Returns the figures since the last reset."""
         with self._lock:
-            return HookReport(
+            return ExchangeReport(
                 buckets=self._buckets,
                 payload_bytes=self._nbytes,
                 wire_bytes=self._moved.wire,

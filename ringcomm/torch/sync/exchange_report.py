@@ -1,4 +1,4 @@
-"""The report of a gradient hook: figures of its steps, and the table of them that people read.
+"""The report of an account: figures of steps, and the table of them that people read.
 
 In the table bytes are totals of all steps since the reset, and times are means of the single steps
 that are kept.
@@ -10,7 +10,7 @@ import io
 import statistics
 from typing import Any, Literal, TypedDict
 
-from ..adaptive.law import Interval
+from ...adaptive.law import Interval
 
 _Bytes = Literal["payload_bytes", "wire_bytes", "shared_bytes"]
 _TIMES: tuple[tuple[str, Literal["step_s", "compute_s", "exposed_s", "hidden_s"]], ...] = (
@@ -45,9 +45,9 @@ class CodecStretch(TypedDict):
     last: int
 
 
-class HookReport(dict[str, Any]):
-    """Report of a hook: a dictionary whose values are attributes, too; ``print`` shows it as a
-    table.
+class ExchangeReport(dict[str, Any]):
+    """Report of a hook, an optimizer or an OuterStep: a dictionary whose values are attributes,
+    too; ``print`` shows it as a table.
 
     Attributes:
         buckets: buckets reduced.
@@ -80,7 +80,7 @@ class HookReport(dict[str, Any]):
         return _table(self)
 
 
-def _table(report: HookReport) -> str:
+def _table(report: ExchangeReport) -> str:
     """Writes the report as a table of a few lines, without an end of line."""
     from rich import box  # which only printing needs
     from rich.console import Console
@@ -105,7 +105,7 @@ def _table(report: HookReport) -> str:
     return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
 
 
-def _bytes_of(report: HookReport) -> list[tuple[str, int, _Bytes | None]]:
+def _bytes_of(report: ExchangeReport) -> list[tuple[str, int, _Bytes | None]]:
     """Returns (row's name, total bytes, key of the bytes in a step's report) for each row."""
     rails = [
         (f"  rail {rail}, headers too", sent, None) for rail, sent in enumerate(report.rail_bytes)

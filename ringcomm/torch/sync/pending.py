@@ -11,16 +11,9 @@ import torch
 from ...codecs import Codec
 from ...communicator import Communicator
 from ...core.native import lib
-from ...core.work import Work
+from ...core.work import Work, WorkStats
 from ...feedback import ErrorFeedback
 from ..tensors import all_finite, memory_of
-
-
-def carried_by(work: Work) -> int:
-    """Returns the payload that this rank has sent for a finished collective, over links or through
-    shared memory, in bytes."""
-    stats = work.stats()
-    return stats.sent_bytes + stats.shared_bytes
 
 
 class Pending:
@@ -86,6 +79,6 @@ class Pending:
         return all_finite(self.probe)
 
     @property
-    def sent_bytes(self) -> int:
-        """Payload that this rank has sent over its ports."""
-        return self.work.stats().sent_bytes
+    def stats(self) -> list[WorkStats]:
+        """Counters of its collective."""
+        return [self.work.stats()]
