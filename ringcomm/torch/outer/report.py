@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 
 from ..sync.account import Account
-from ..sync.exchange_report import ExchangeReport
 
 
 @dataclasses.dataclass
@@ -22,8 +21,10 @@ class OuterReport:
     Attributes:
         iterations: number of iterations.
         rounds: number of finished rounds.
-        account: bytes of its deltas, and times of the rounds.
+        payload_bytes: bytes of its deltas, before compression.
+        sent_bytes: payload that this rank has sent for them, over links or through shared memory.
         training_s: seconds between OuterStep's calls.
+        waited_s: seconds that it has waited for other ranks and for transfers.
         own_s: seconds of its own computations in OuterStep's calls: copies and rebases; and deltas
             and outer rules, if no other thread computes them.
         repeated: number of rounds that were begun anew, as a peer was lost.
@@ -35,35 +36,16 @@ class OuterReport:
 
     iterations: int = 0
     rounds: int = 0
-    account: Account = dataclasses.field(default_factory=Account)
+    payload_bytes: int = 0
+    sent_bytes: int = 0
     training_s: float = 0.0
+    waited_s: float = 0.0
     own_s: float = 0.0
     repeated: int = 0
     left: list[int] = dataclasses.field(default_factory=list)
     joined: list[int] = dataclasses.field(default_factory=list)
     dropped: int = 0
     skipped: int = 0
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of its deltas, before compression."""
-        return self.account.payload
-
-    @property
-    def sent_bytes(self) -> int:
-        """Payload that this rank has sent for them over its ports, after compression."""
-        return self.account.sent.wire
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds that it has waited for other ranks and for transfers."""
-        return self.account.waited_s
-
-    def exchanges(self) -> ExchangeReport:
-        """Returns the figures of the rounds as ``HookState.report`` does of steps: a round is a
-        step, from the end of the round before on, and ``exposed_s`` the time that this rank has
-        waited in it."""
-        return self.account.report()
 
     @property
     def utilisation(self) -> float:
@@ -82,8 +64,8 @@ class OuterReport:
 class Stopwatch:
     """Measures training, waiting and own time of this rank."""
 
-    def __init__(self, report: OuterReport) -> None:
-        self._report = report
+    def __init__(self, report: OuterReport, account: Account) -> None:
+        self._report, self._account = report, account
         self._since: float | None = None  # start of training time that is not counted yet
 
     def begin(self) -> None:
@@ -93,7 +75,7 @@ class Stopwatch:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Pauses training time while OuterStep works or waits."""
-        entered, waited_before = time.perf_counter(), self._report.waited_s
+        entered, waited_before = time.perf_counter(), self._account.waited_s
         if self._since is not None:
             self._report.training_s += entered - self._since
         self._since = None
@@ -101,6 +83,6 @@ class Stopwatch:
             yield
         finally:
             now = time.perf_counter()
-            waited = self._report.waited_s - waited_before
+            waited = self._account.waited_s - waited_before
             self._report.own_s += max(0.0, now - entered - waited)
             self._since = now

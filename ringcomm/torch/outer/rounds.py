@@ -45,6 +45,7 @@ from ...errors import ConfigError, PeerLostError, RingcommError
 from ..argument_checks import require_whole
 from ..guards import IdenticalDataWarning
 from ..streams import side_streams, to_its_end
+from ..sync.account import Account
 from ..sync.kept import Kept
 from ..worker import Worker
 from .blocks import Block, Fragment, Scratch
@@ -184,8 +185,8 @@ class Rounds(Kept):
         self.iteration = self.number = 0
         self.current: Round | None = None
         self.has_state = False
-        self.report = OuterReport()
-        self.watch = Stopwatch(self.report)
+        self.report, self.account = OuterReport(), Account()
+        self.watch = Stopwatch(self.report, self.account)
         self.delay, self._setup, self._timeout = delay, b"", timeout
         self._digest, self._on_away, self._on_dropped = digest, on_away, on_dropped
         self.peers: Peers
@@ -299,7 +300,7 @@ class Rounds(Kept):
         while self.current is not None:
             try:
                 if self._job is not None:
-                    with self.report.account.stall():
+                    with self.account.stall():
                         self._job.result()
                 elif not self.current.is_over:
                     self._run_round(self.current, self.peers)
@@ -328,7 +329,7 @@ class Rounds(Kept):
         state to ranks that need it."""
         if error is None:
             self._entered += 1
-        with self.report.account.stall():
+        with self.account.stall():
             change = (
                 self.peers.begin_round(self._entered, self._setup)
                 if error is None
@@ -414,7 +415,7 @@ class Rounds(Kept):
     def _run_round(self, current: Round, peers: Peers) -> None:
         """Runs a round with its peers; a delayed one in the other thread."""
         current.prepare()
-        with contextlib.nullcontext() if current.is_delayed else self.report.account.stall():
+        with contextlib.nullcontext() if current.is_delayed else self.account.stall():
             current.travel(peers.comm, self._timeout)
             peers.end_round()
         current.close()
@@ -433,9 +434,8 @@ class Rounds(Kept):
             self._on_dropped()
         self.report.rounds += 1
         payload = sum(block.anchor.nbytes for block in current.fragment.blocks)
-        account = self.report.account
-        account.note(payload, [one for sent in current.sent for one in sent.stats])
-        account.end_step()
+        self.account.note(payload, [one for sent in current.sent for one in sent.stats])
+        self.account.end_step()
         headers, members = current.headers, self.peers.members
         if headers is None:
             return

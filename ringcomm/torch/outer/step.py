@@ -47,6 +47,7 @@ from ...membership import Membership
 from .. import guards
 from ..group import default_comm
 from ..optim.exchanging import ExchangingOptimizer
+from ..sync.exchange_report import ExchangeReport
 from ..wrapped import inner_of
 from . import state
 from .blocks import fragments_of
@@ -378,7 +379,16 @@ class OuterStep:
 
     def report(self) -> OuterReport:
         """Returns counts and times of this rank; ``print`` shows them in a line."""
-        return self._rounds.report
+        report, account = self._rounds.report, self._rounds.account
+        report.payload_bytes, report.sent_bytes = account.payload, account.sent.total
+        report.waited_s = account.waited_s
+        return report
+
+    def exchanges(self) -> ExchangeReport:
+        """Returns the figures of the rounds as ``HookState.report`` does of steps: a round is a
+        step, from the end of the round before on, and ``exposed_s`` the time that this rank has
+        waited in it. Repeated rounds count once."""
+        return self._rounds.account.report()
 
     # ---- helpers ----
 

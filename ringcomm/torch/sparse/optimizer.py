@@ -159,6 +159,7 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
                 self._skip("its bucket is left out of the step")
             else:
                 one.bucket.show(one.entries, self.comm.kernel_set)
+        self.account.end_step()
 
     def _launch(self, bucket: HostBucket) -> BucketRound:
         if bucket.taken is not None:

@@ -16,7 +16,7 @@ submission, and the time it lost is its wait for the buckets of the step before.
 
 An optimizer that exchanges in its step waits, between updates, for one bucket after the other
 (``stall``), and its step ends with it (``end_step``). The time lost is what it has waited, and
-transfers at any other time are hidden.
+transfers at any other time are hidden. A step without exchanges is part of the next.
 
 Invariants: times are of time.perf_counter(), which is the core's clock. A step begins with the
 first bucket after the last one of the step before. Bytes are counted in the buckets' own works, so
@@ -73,10 +73,10 @@ class Moved:
 
 
 class _Step:
-    """Times and bytes of one backward with its exchange."""
+    """Times and bytes of one step's exchange."""
 
-    def __init__(self, began: float, deferred: bool, stalled: float) -> None:
-        self.began, self.deferred, self.stalled = began, deferred, stalled
+    def __init__(self, began: float, deferred: bool, stalls: list[Interval]) -> None:
+        self.began, self.deferred, self.stalls = began, deferred, stalls
         self.ended: float | None = None  # by end_step
         self.waited_for = float("inf")
         self.works: list[Interval] = []
@@ -94,12 +94,14 @@ class _Step:
         """Returns the step's figures; the step must be over."""
         arrived = max(done for _, done in self.works)
         in_flight = covered(self.works, arrived)
+        stalls = [(max(begin, self.began), end) for begin, end in self.stalls if end > self.began]
+        exposed = covered(stalls, float("inf"))
         if self.ended is not None:
-            ended, exposed = self.ended, self.stalled
-            hidden = max(0.0, in_flight - exposed)
+            ended = self.ended
+            hidden = covered([*self.works, *stalls], float("inf")) - exposed
         else:
             late = 0.0 if self.deferred else max(0.0, arrived - self.last_submitted)
-            ended, exposed = self.last_submitted + late, self.stalled + late
+            ended, exposed = self.last_submitted + late, exposed + late
             until = self.waited_for if self.deferred else self.last_submitted
             hidden = covered(self.works, until)
         return {
@@ -145,11 +147,13 @@ class Account:
         self._moved = Moved()
         self._step: _Step | None = None
         self._steps: deque[_Step] = deque(maxlen=KEPT)
-        self._stalled = 0.0
+        self._stalls: list[Interval] = []  # of the step that is the next to begin or to end
 
     def reset(self) -> None:
         """Zeroes the totals; the coming step counts from now on."""
         with self._lock:
+            if self._step is not None and self._step in self._unreported:
+                self._unreported.remove(self._step)  # it never ends
             self._zero()
             self._ended = time.perf_counter()
 
@@ -187,7 +191,7 @@ class Account:
 
     def _begin(self, now: float) -> _Step:
         began = now if self._ended is None else self._ended
-        self._step, self._stalled = _Step(began, self.deferred, self._stalled), 0.0
+        self._step, self._stalls = _Step(began, self.deferred, self._stalls), []
         self._steps.append(self._step)
         self._unreported.append(self._step)
         return self._step
@@ -202,7 +206,8 @@ class Account:
         else:
             begun = done = time.perf_counter()
         with self._lock:
-            step = self._step or self._begin(begun)
+            waited = [begin for begin, _ in self._stalls]
+            step = self._step or self._begin(min([begun, *waited]))
             self.submitted += 1
             step.nbytes += nbytes
             self._count(step, nbytes, (begun, done), moved)
@@ -218,16 +223,17 @@ class Account:
             count.join(moved)
 
     def end_step(self) -> None:
-        """Ends a step whose buckets are all noted; one without any stays open."""
+        """Ends a step whose buckets are all noted. What is waited in one without any, which
+        exchanges nothing, counts in the next."""
         now = time.perf_counter()
         with self._lock:
             step = self._step
             if step is None:
                 return
             self._step, self._ended = None, now
-            step.ended, step.complete, step.stalled = now, True, step.stalled + self._stalled
+            step.ended, step.complete = now, True
             step.last_submitted = max(begun for begun, _ in step.works)
-            self._stalled = 0.0
+            step.stalls, self._stalls = step.stalls + self._stalls, []
 
     @contextlib.contextmanager
     def stall(self) -> Iterator[None]:
@@ -240,10 +246,10 @@ class Account:
         try:
             yield
         finally:
-            waited = time.perf_counter() - began
+            ended = time.perf_counter()
             with self._lock:
-                self._stalled += waited
-                self.waited_s += waited
+                self._stalls.append((began, ended))
+                self.waited_s += ended - began
 
     def unreported_steps(self) -> list[StepReport]:
         """Returns the finished steps that no earlier call returned, oldest first; a reset does not

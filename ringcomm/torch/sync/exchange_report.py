@@ -51,7 +51,7 @@ class ExchangeReport(dict[str, Any]):
 
     Attributes:
         buckets: buckets reduced.
-        payload_bytes: bytes of gradients, before compression.
+        payload_bytes: bytes of what was exchanged, before compression.
         wire_bytes: payload that this rank sent over its ports, after compression.
         shared_bytes: bytes that this rank wrote to the memory that ranks of a host share.
         rail_bytes: bytes sent by each port, in rail order, with frame headers.
@@ -89,7 +89,7 @@ def _table(report: ExchangeReport) -> str:
     steps = len(report.steps)
     out = Table(
         box=box.SIMPLE,
-        title=f"gradients exchanged: {report.buckets:,} buckets, {steps:,} steps",
+        title=f"exchanged: {report.buckets:,} buckets, {steps:,} steps",
         title_justify="left",
     )
     out.add_column("")
@@ -111,7 +111,7 @@ def _bytes_of(report: ExchangeReport) -> list[tuple[str, int, _Bytes | None]]:
         (f"  rail {rail}, headers too", sent, None) for rail, sent in enumerate(report.rail_bytes)
     ]
     return [
-        ("gradients", report.payload_bytes, "payload_bytes"),
+        ("before compression", report.payload_bytes, "payload_bytes"),
         ("sent over ports", report.wire_bytes, "wire_bytes"),
         *(rails if len(rails) > 1 else []),
         ("through shared memory", report.shared_bytes, "shared_bytes"),
