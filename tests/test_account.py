@@ -128,7 +128,7 @@ def test_an_account_of_steps_that_wait_between_updates(monkeypatch: pytest.Monke
     assert (step["buckets"], step["payload_bytes"], step["wire_bytes"]) == (2, 100, 40)
     assert (report.wire_bytes, report.rail_bytes, account.waited_s) == (40, [40], 0.75)
     account.reset()
-    assert (account.report().buckets, account.sent.total, account.payload) == (0, 40, 100)
+    assert (account.report().buckets, account.sent.total, account.payload) == (0, 0, 0)
 
 
 def test_what_an_account_has_waited_before_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def test_an_optimizer_reports_its_steps(make: Any) -> None:
         assert optimizer.carried < sent < optimizer.carried + 5000  # the agreements
         optimizer.reset_report()
         assert optimizer.report().steps == []
-        assert optimizer.carried > 0
+        assert optimizer.carried == 0
         if hasattr(optimizer, "close"):
             optimizer.close()
 

@@ -170,13 +170,13 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
 
     @property
     def carried(self) -> int:
-        """Bytes that this rank has sent, over links or through shared memory, but for agreements,
-        and exchanges that ``zero_grad`` or a load has dropped."""
+        """Bytes that this rank has sent since ``reset_report``, over links or through shared
+        memory, but for agreements, and exchanges that ``zero_grad`` or a load has dropped."""
         return self.account.sent.total
 
     @property
     def waited_s(self) -> float:
-        """Seconds that steps have waited for exchanges."""
+        """Seconds that steps have waited for exchanges since ``reset_report``."""
         return self.account.waited_s
 
     def reset_report(self) -> None:

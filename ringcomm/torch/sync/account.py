@@ -123,11 +123,10 @@ class Account:
     """Counts the buckets, bytes and times of one hook, optimizer or OuterStep.
 
     Attributes:
-        submitted: number of buckets submitted since it was made; as the three following, a reset
-            does not change it.
-        payload: bytes of all buckets that are over, before compression.
+        submitted: number of buckets submitted since it was made; a reset does not change it.
+        payload: bytes of the buckets that are over since the reset, before compression.
         sent: bytes sent for them.
-        waited_s: seconds that training has stalled.
+        waited_s: seconds that training has stalled since the reset.
         deferred: whether the buckets of the coming steps travel during the next step.
     """
 
@@ -135,16 +134,15 @@ class Account:
         self._lock = threading.Lock()
         self._ended: float | None = None
         self._unreported: deque[_Step] = deque(maxlen=KEPT)
-        self.submitted = self.payload = 0
-        self.sent, self.waited_s = Moved(), 0.0
+        self.submitted = 0
         self.deferred = False
         self._codecs: deque[CodecStretch] = deque(maxlen=KEPT)
         self._zero()
 
     def _zero(self) -> None:
-        self._buckets = self._nbytes = 0
-        self._comm_s = 0.0
-        self._moved = Moved()
+        self._buckets = self.payload = 0
+        self._comm_s = self.waited_s = 0.0
+        self.sent = Moved()
         self._step: _Step | None = None
         self._steps: deque[_Step] = deque(maxlen=KEPT)
         self._stalls: list[Interval] = []  # of the step that is the next to begin or to end
@@ -215,12 +213,11 @@ class Account:
     def _count(self, step: _Step, nbytes: int, when: Interval, moved: Moved) -> None:
         """Counts a bucket that is over."""
         self._buckets += 1
-        self._nbytes += nbytes
         self.payload += nbytes
         self._comm_s += when[1] - when[0]
+        self.sent.join(moved)
         step.works.append(when)
-        for count in (self._moved, self.sent, step.moved):
-            count.join(moved)
+        step.moved.join(moved)
 
     def end_step(self) -> None:
         """Ends a step whose buckets are all noted. What is waited in one without any, which
@@ -283,10 +280,10 @@ class Account:
         with self._lock:
             return ExchangeReport(
                 buckets=self._buckets,
-                payload_bytes=self._nbytes,
-                wire_bytes=self._moved.wire,
-                shared_bytes=self._moved.shared,
-                rail_bytes=list(self._moved.rails),
+                payload_bytes=self.payload,
+                wire_bytes=self.sent.wire,
+                shared_bytes=self.sent.shared,
+                rail_bytes=list(self.sent.rails),
                 comm_s=self._comm_s,
                 works=[work for step in self._steps for work in step.works],
                 steps=[step.report() for step in self._steps if step.is_over],
