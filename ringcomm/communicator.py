@@ -22,7 +22,7 @@ from .bootstrap.join import Joined, join, regroup
 from .bootstrap.keeper import LaneKeeper
 from .collectives import Collectives
 from .config import Config, names_arguments
-from .core.calls import is_integer
+from .core.calls import is_integer, naming
 from .core.counters import Stats, read_counters
 from .core.faces import torch as torch_face
 from .core.lost_lanes import CoreLanes
@@ -30,7 +30,7 @@ from .core.native import release_engine
 from .core.opening import open_handle
 from .core.timeline import Timeline
 from .core.work import Work
-from .errors import ConfigError, RingcommError, naming
+from .errors import ConfigError, RingcommError
 from .summary import summary_of
 
 _log = logging.getLogger("ringcomm")

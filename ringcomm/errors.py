@@ -1,5 +1,5 @@
 """Every exception of ringcomm: one family, each also a builtin type that users already catch. Also
-``naming``, which adds the user's call to the error of a collective, and ``warn_caller``.
+``warn_caller``.
 
 Invariants: an error names the event, the culprit (rank, host, rail, lane), the collective (seq) and
 the time, and gives the remedy. Errors survive pickling, so they cross process pools whole.
@@ -7,13 +7,10 @@ the time, and gives the remedy. Errors survive pickling, so they cross process p
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import sys
-import threading
 import warnings
-import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -109,43 +106,6 @@ def did_you_mean(given: object, known: Iterable[str], prefix: str = "") -> str:
     "" if none is near."""
     near = difflib.get_close_matches(str(given), list(known), 1)
     return f": did you mean {prefix}{near[0]}?" if near else ""
-
-
-_naming = threading.local()
-_named: weakref.WeakSet[RingcommError] = weakref.WeakSet()  # an error may be raised repeatedly
-
-
-@contextlib.contextmanager
-def naming(call: str, for_others: str | None = None) -> Iterator[None]:
-    """Adds the name of the user's call to errors of the collectives within it: "allgather(u8[32])"
-    then reads as part of "gather_state_dict() of HookState". Nested uses on a thread do nothing,
-    as the outermost call is the user's.
-
-    Args:
-        for_others: name for other ranks, shown if calls differ: one of rc_caller_name in the C
-            core. None: the one with which the call's name begins.
-    """
-    if named() is not None:
-        yield
-        return
-    _naming.call = for_others or call
-    try:
-        yield
-    except RingcommError as error:
-        if error.seq is not None and error not in _named:  # an error of a collective
-            alike = " (all ranks must take part)" if isinstance(error, MismatchError) else ""
-            error.args = (f"{call}{alike}: {error}",)
-            _named.add(error)
-        raise
-    finally:
-        _naming.call = None
-
-
-def named() -> str | None:
-    """Returns the name, for other ranks, of the call that this thread is in; None outside of
-    ``naming``."""
-    call: str | None = getattr(_naming, "call", None)
-    return call
 
 
 def warn_caller(text: str) -> None:

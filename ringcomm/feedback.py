@@ -28,8 +28,9 @@ import numpy as np
 from .api import given_or_default
 from .codecs import BLOCK
 from .communicator import Communicator
+from .core.calls import naming
 from .core.residuals import Floats, Residuals, require_scale
-from .errors import ConfigError, MismatchError, naming
+from .errors import ConfigError, MismatchError
 from .exact import as_callers, as_own, floats_of, is_exact, place_of, without_exact
 
 _FORMAT = 1

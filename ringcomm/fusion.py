@@ -18,14 +18,14 @@ from typing import Any, Literal
 import numpy as np
 
 from .codecs import BLOCK, Codec, parse
-from .core.calls import Feedback, require_compressible, require_feedback
+from .core.calls import Feedback, naming, require_compressible, require_feedback
 from .core.dispatch import Dispatcher
 from .core.faces import view
 from .core.native import ffi, lib
 from .core.residuals import Residuals
 from .core.views import ITEM_BYTES, DeviceView, PackedView, View, common_device, laid_out
 from .core.work import Work
-from .errors import CommTimeoutError, ConfigError, RingcommError, TensorError, naming
+from .errors import CommTimeoutError, ConfigError, RingcommError, TensorError
 
 SMALL_BYTES = 256 << 10  # tensors below this share a buffer
 MOST_BYTES = 16 << 20  # most bytes of one buffer

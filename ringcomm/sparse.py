@@ -31,9 +31,10 @@ import numpy as np
 
 from .api import given_or_default
 from .communicator import Communicator
+from .core.calls import naming
 from .core.chunks import Bytes, Entries, Floats, Format, as_view, join, select
 from .core.work import Work, WorkStats
-from .errors import ConfigError, MismatchError, RingcommError, naming
+from .errors import ConfigError, MismatchError, RingcommError
 from .exact import as_callers, floats_of, is_exact, is_own, place_of, without_exact
 
 _STATE = 1

@@ -18,7 +18,21 @@ from ringcomm.core.work import WorkStats  # noqa: E402
 from ringcomm.torch import OuterStep, sparse  # noqa: E402
 from ringcomm.torch.optim import Muon, OneBitAdam  # noqa: E402
 from ringcomm.torch.sync import account as module  # noqa: E402
-from ringcomm.torch.sync.account import KEPT, Account  # noqa: E402
+from ringcomm.torch.sync.account import KEPT, Account, covered  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("intervals", "until", "length"),
+    [
+        ([], 5.0, 0.0),
+        ([(8.0, 9.0), (2.0, 5.0), (4.0, 6.0)], 8.0, 4.0),  # two overlap, one is later
+        ([(2.0, 9.0), (6.0, 10.0)], 6.0, 4.0),  # cut at its end
+    ],
+)
+def test_what_intervals_cover(
+    intervals: list[tuple[float, float]], until: float, length: float
+) -> None:
+    assert covered(intervals, until) == length
 
 
 def test_an_account_of_two_steps() -> None:

@@ -22,7 +22,6 @@ from ringcomm.adaptive.law import (
     StepTimes,
     Window,
     WindowMedians,
-    covered,
     encoded_bytes,
     exposed_s,
     ladder,
@@ -163,13 +162,14 @@ class Ranks:
         site, ready = self.site, self.site.ready_s()
         slowness = shaken(1.0)
         link = Link(site.rate / shaken(1.0), site.latency_s, site.codec_s)
-        flights, free, forward = [], 0.0, site.compute_s / 3
+        free, busy, over, forward = 0.0, 0.0, 0.0, site.compute_s / 3
         for bucket, at in zip(site.load, ready, strict=True):
             submitted = (forward + at) * slowness
             free = max(submitted, free) + link.seconds(bucket, codec)
-            flights.append((submitted, free + site.latency_s))
-        over, last = flights[-1][1], flights[-1][0]
-        return StepTimes(last, last - flights[0][0], False, covered(flights, over), 0, tuple(ready))
+            busy += free + site.latency_s - max(submitted, over)
+            over = free + site.latency_s
+        first = (forward + ready[0]) * slowness
+        return StepTimes(submitted, submitted - first, False, busy, 0, tuple(ready))
 
 
 def best(site: Site, names: Sequence[str] = ("none", "bf16", "int8")) -> float:

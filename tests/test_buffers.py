@@ -22,9 +22,9 @@ from patience import PATIENCE
 from ranks import run_ranks
 
 from ringcomm import Communicator, TensorError
+from ringcomm.core.dispatch import plain_memory
 from ringcomm.core.faces import view
 from ringcomm.core.faces.torch import check_autograd
-from ringcomm.core.views import plain_memory
 from ringcomm.exact import as_callers
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

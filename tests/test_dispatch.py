@@ -27,10 +27,11 @@ from ringcomm import (
     TensorError,
 )
 from ringcomm.core import native
+from ringcomm.core.dispatch import plain_memory
 from ringcomm.core.faces import view
 from ringcomm.core.native import lib
 from ringcomm.core.pipe import DeviceWork
-from ringcomm.core.views import DeviceView, plain_memory
+from ringcomm.core.views import DeviceView
 from ringcomm.core.work import Work
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

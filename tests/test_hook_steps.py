@@ -47,6 +47,7 @@ from ringcomm.codecs import CODECS
 from ringcomm.torch import Auto, HookState, Stale1, allreduce_hook, attach
 from ringcomm.torch import buckets as hook_buckets
 from ringcomm.torch.buckets import GradientBucket
+from ringcomm.torch.sync.pending import Pending, Wire
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -390,7 +391,7 @@ def test_a_bucket_that_cannot_be_sent_keeps_nothing(monkeypatch: pytest.MonkeyPa
         raise PeerLostError("rank 1 is lost")
 
     with Communicator.create(rank=0, world_size=1) as comm:
-        monkeypatch.setattr(comm, "run_collective", refuses)
+        monkeypatch.setattr(Wire, "submit", refuses)
         state = HookState("bf16", comm)
         parameters = [nn.Parameter(torch.zeros(5))]
         bucket = GradientBucket.from_ddp(Bucket(parameters, [torch.zeros(5)]))  # type: ignore[arg-type]
@@ -410,18 +411,18 @@ def test_a_step_whose_second_bucket_cannot_be_sent_fails(
     calls = 0
 
     with Communicator.create(rank=0, world_size=1) as comm:
-        run = comm.run_collective
+        submit = Wire.submit
 
-        def refuses(*args: Any, **settings: Any) -> Any:
+        def refuses(wire: Wire, comm: Communicator, tensor: torch.Tensor) -> Pending:
             nonlocal calls
             calls += 1
             if calls == 2:
                 raise failure
-            return run(*args, **settings)
+            return submit(wire, comm, tensor)
 
         model = Net()
         state = HookState("bf16", comm)
-        monkeypatch.setattr(comm, "run_collective", refuses)
+        monkeypatch.setattr(Wire, "submit", refuses)
         with pytest.raises(type(failure)):
             reduce(state, model, gradients_of(model, 0, 0), 2)
         assert calls == 2

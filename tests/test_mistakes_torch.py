@@ -27,7 +27,7 @@ from test_mistakes_apart import (
 )
 
 from ringcomm import Communicator, MismatchError
-from ringcomm.errors import naming
+from ringcomm.core.calls import naming
 from ringcomm.torch import HookState, Options, optim, sparse
 from ringcomm.torch.exchange import CommExchange
 from ringcomm.torch.group import RingcommGroup

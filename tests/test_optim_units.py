@@ -14,7 +14,7 @@ from ringcomm.codecs import BLOCK
 from ringcomm.torch.optim import OneBitAdam, OneBitLamb, span
 from ringcomm.torch.optim.adam import Units
 from ringcomm.torch.optim.span import IndexedParameter, Span, lay_out
-from ringcomm.torch.tensors import all_finite, tile_elements
+from ringcomm.torch.sync.bucket import all_finite, tile_elements
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 SHAPES = [(50, 43), (40, 33), (77,)]

@@ -18,7 +18,8 @@ from torch import nn
 
 from ringcomm import Communicator
 from ringcomm.torch import OuterStep
-from ringcomm.torch.outer import Nesterov, report
+from ringcomm.torch.outer import Nesterov
+from ringcomm.torch.sync import account
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -224,7 +225,7 @@ def test_what_lies_between_two_attachments_is_not_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(report, "time", types.SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(account, "time", types.SimpleNamespace(perf_counter=lambda: now))
 
     def rank(comm: Communicator) -> float:
         nonlocal now

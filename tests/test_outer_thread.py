@@ -25,7 +25,7 @@ from ringcomm.torch.outer import Nesterov
 from ringcomm.torch.outer.blocks import Block
 from ringcomm.torch.outer.round import Round
 from ringcomm.torch.outer.wires import DenseWires
-from ringcomm.torch.tensors import tiles
+from ringcomm.torch.sync.bucket import tiles
 from ringcomm.torch.worker import Worker
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]

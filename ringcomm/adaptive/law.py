@@ -68,21 +68,6 @@ _REACH = 2.2  # most times the seen rate to assume: enough for the next gentler 
 # ---- measurements ----
 
 
-Interval = tuple[float, float]
-"""Begin and end, in seconds of one clock."""
-
-
-def covered(intervals: Iterable[Interval], until: float) -> float:
-    """Returns the length of the intervals' union, up to a moment."""
-    length, reached = 0.0, float("-inf")
-    for begin, end in sorted(intervals):
-        end = min(end, until)
-        if end > reached:
-            length += end - max(begin, reached)
-            reached = end
-    return length
-
-
 class WindowMedians(NamedTuple):
     """Measurements of one rank's window, the row that it sends: medians over its steps, in seconds.
 

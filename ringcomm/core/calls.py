@@ -1,18 +1,23 @@
-"""Checks the arguments of a collective and turns them into the core's call.
+"""Checks the arguments of a collective, turns them into the core's call, and names the user's call
+in its errors.
 
 Invariant: arguments that cannot work are refused here, before anything is submitted or sent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
+import threading
+import weakref
+from collections.abc import Iterator
 from typing import Any, Literal, TypeGuard
 
 import numpy as np
 
 from ..codecs import Codec, parse
-from ..errors import ConfigError, TensorError, did_you_mean, named
+from ..errors import ConfigError, MismatchError, RingcommError, TensorError, did_you_mean
 from .native import ffi, lib, text
 from .residuals import Residuals
 from .views import DTYPES, full_name
@@ -114,6 +119,45 @@ def require_feedback(codec: Codec, feedback: object) -> None:
         )
 
 
+# ---- the user's call ----
+
+_naming = threading.local()
+_named: weakref.WeakSet[RingcommError] = weakref.WeakSet()  # an error may be raised repeatedly
+
+
+@contextlib.contextmanager
+def naming(call: str, for_others: str | None = None) -> Iterator[None]:
+    """Adds the name of the user's call to errors of the collectives within it: "allgather(u8[32])"
+    then reads as part of "gather_state_dict() of HookState". Nested uses on a thread do nothing,
+    as the outermost call is the user's.
+
+    Args:
+        for_others: name for other ranks, shown if calls differ: one of rc_caller_name in the C
+            core. None: the one with which the call's name begins.
+    """
+    if named() is not None:
+        yield
+        return
+    _naming.call = for_others or call
+    try:
+        yield
+    except RingcommError as error:
+        if error.seq is not None and error not in _named:  # an error of a collective
+            alike = " (all ranks must take part)" if isinstance(error, MismatchError) else ""
+            error.args = (f"{call}{alike}: {error}",)
+            _named.add(error)
+        raise
+    finally:
+        _naming.call = None
+
+
+def named() -> str | None:
+    """Returns the name, for other ranks, of the call that this thread is in; None outside of
+    ``naming``."""
+    call: str | None = getattr(_naming, "call", None)
+    return call
+
+
 def number_of_caller() -> int:
     """Returns rc_call.caller for the call that this thread is in by ``naming``; 0 for none."""
     within = named()
@@ -171,7 +215,7 @@ class Prepared:
         codec: its Codec.
     """
 
-    __slots__ = ("_about", "_op", "call", "codec")
+    __slots__ = ("_collective", "_dtype", "_made_by", "call", "codec")
 
     def __init__(
         self,
@@ -206,23 +250,38 @@ class Prepared:
             "waits": 1,
         }
         self.call = ffi.new(_CALL, fields)
-        self._about = _COLLECTIVES[collective], dtype
-        self._op = op
+        self._collective, self._dtype = _COLLECTIVES[collective], dtype
+        self._made_by = "gather" if collective == lib.RC_ALLGATHER else op
 
     def name(self, count: int) -> str:
         """Returns the name, for messages, of a call of count elements."""
-        name, dtype = self._about
-        return f"{name}()" if dtype is None else f"{name}({dtype}[{count}])"
+        name = self._collective
+        return f"{name}()" if self._dtype is None else f"{name}({self._dtype}[{count}])"
 
-    def copy(self, count: int, src: Any, dst: Any) -> Any:
-        """Makes an rc_call of its own for a call of count elements at these addresses."""
+    def copy(
+        self, count: int, src: Any, dst: Any, feedback: object = None, timeout: float | None = None
+    ) -> Any:
+        """Makes an rc_call of its own for a call of count elements at these addresses. Raises
+        ConfigError for a feedback that calls of this kind do not take, or a wrong timeout."""
+        self.require_feedback(feedback)
         call = ffi.new(_CALL, self.call[0])
         call.count, call.src, call.dst = count, src, dst
+        if timeout is not None:
+            call.timeout_ms = milliseconds(timeout)
+        call.caller = number_of_caller()
         return call
 
     def require_feedback(self, feedback: object) -> None:
         """Raises ConfigError for a feedback that calls of this kind do not take."""
         require_feedback(self.codec, feedback)
-        gathers = self.call.collective == lib.RC_ALLGATHER
-        if isinstance(feedback, Residuals) and not gathers and self._op not in ("sum", "avg"):
-            raise ConfigError(f"op={self._op!r} does not go with feedback, which takes sum and avg")
+        if isinstance(feedback, Residuals) and self._made_by not in ("gather", "sum", "avg"):
+            raise ConfigError(
+                f"op={self._made_by!r} does not go with feedback, which takes sum and avg"
+            )
+
+    def lend(self, feedback: object, call: Any, count: int) -> None:
+        """Gives a call the residuals of its tensor of count elements, if there are any. Raises as
+        ``Residuals.require_fit``."""
+        if isinstance(feedback, Residuals) and self._dtype is not None:
+            name = self.name(call.count)
+            call.feedback = feedback.require_fit(name, self._dtype, count, self._made_by)

@@ -39,18 +39,26 @@ from .calls import (
     Prepared,
     is_integer,
     is_message,
-    milliseconds,
-    number_of_caller,
     require_rank,
 )
 from .counters import count_works
 from .faces import view
-from .native import AGAIN, OK, acquire_engine, error_class, ffi, lib, release_engine, text
+from .native import (
+    AGAIN,
+    OK,
+    acquire_engine,
+    error_class,
+    ffi,
+    inherited,
+    lib,
+    release_engine,
+    text,
+)
 from .pipe import DeviceWork, Pipe
 from .residuals import Residuals
 from .timeline import Timeline
-from .views import PLAIN, DeviceView, Memory, Plain, View, common_device, plain_memory
-from .work import SLICE_MS, Held, Work, write_back
+from .views import PLAIN, DeviceView, Plain, View, common_device
+from .work import SLICE_MS, Held, Memory, Work, write_back
 
 _log = logging.getLogger("ringcomm")
 _UNWAITED = 64  # works in flight, some maybe finished, from which on all are checked
@@ -63,6 +71,12 @@ _SLOT = ffi.typeof("rc_work **")
 _BARRIER = lib.RC_BARRIER
 
 _NO_MEMORY: Plain = (None, ffi.NULL, 0, None)
+
+
+def plain_memory(obj: Any) -> Plain | None:
+    """Finds the memory of a plain tensor; None for any other object."""
+    find = PLAIN.get(type(obj))
+    return None if find is None else find(obj)
 
 
 def _held(kept: Any) -> tuple[Held, ...]:
@@ -110,7 +124,8 @@ class Dispatcher:
         return self.engine.forked
 
     def _require_open(self) -> None:
-        self.engine.require_own_process()
+        if self.engine.forked:
+            raise inherited()
         if self._handle is None:
             raise NotInitializedError("the communicator is closed")
 
@@ -156,7 +171,15 @@ class Dispatcher:
         return self._run_now(prepared, prepared.call, count, address, address, keep, tensor)
 
     def submit_in_place(
-        self, tensor: Any, collective: int, op: str, compression: str | None, root: int = 0
+        self,
+        tensor: Any,
+        collective: int,
+        op: str,
+        compression: str | None,
+        root: int = 0,
+        *,
+        feedback: Feedback = None,
+        timeout: float | None = None,
     ) -> Work | None:
         """Submits a collective that reads and writes a plain tensor; returns None for any other
         tensor. Raises as run_collective does."""
@@ -166,10 +189,10 @@ class Dispatcher:
         self._require_open()
         dtype, address, count, keep = memory
         prepared = self._prepare(tensor, dtype, collective, op, compression, root)
-        prepared.require_feedback(None)
-        call = prepared.copy(count, address, address)
+        call = prepared.copy(count, address, address, feedback, timeout)
         call.waits = 0
-        return self._submit(call, prepared.name(count), (Memory(keep),), tensor)
+        prepared.lend(feedback, call, count)
+        return self._submit(call, prepared.name(count), (Memory(keep),), tensor, feedback)
 
     def run_collective(
         self,
@@ -208,14 +231,10 @@ class Dispatcher:
             root = require_rank(collective, root, self.world_size)
         dtype = views[0].dtype if views else None
         prepared = self._prepare(None, dtype, collective, op, compression, root)
-        prepared.require_feedback(feedback)
         result = dst.owner if dst is not None else result
         source, target = (ffi.NULL if v is None else _cast(_VOID, v.address) for v in (src, dst))
-        call = prepared.copy(count, source, target)
+        call = prepared.copy(count, source, target, feedback, timeout)
         call.tag = tag
-        if timeout is not None:
-            call.timeout_ms = milliseconds(timeout)
-        call.caller = number_of_caller()
         plain = where is None and not isinstance(feedback, Residuals) and on_done is None
         # On a callback thread a Work tells, before it waits, that another thread has to take over.
         has_work = async_op or self._timeline or callback_threads.on_callback_thread()
@@ -223,11 +242,9 @@ class Dispatcher:
         if runs_now and self._run_now(prepared, call, count, source, target, views, result):
             return result
         call.waits, call.notify = not async_op, on_done is not None and where is None
-        name = prepared.name(count)
-        if isinstance(feedback, Residuals) and src is not None:
-            made_by = "gather" if collective == lib.RC_ALLGATHER else op
-            call.feedback = feedback.require_fit(name, src.dtype, src.count, made_by)
-        work = self._submit(call, name, views, result, feedback, on_done, where)
+        if src is not None:
+            prepared.lend(feedback, call, src.count)
+        work = self._submit(call, prepared.name(count), views, result, feedback, on_done, where)
         return work if async_op else work.wait()
 
     def _prepare(

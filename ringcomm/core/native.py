@@ -117,8 +117,20 @@ def _why_no_engine(number: int) -> str:
     return f"the engine cannot start: {os.strerror(number)} ({name}, {number}): raise {limit}"
 
 
+def inherited() -> NotInitializedError:
+    """Makes the error for the use of a communicator in a forked child of its process."""
+    return NotInitializedError(
+        "a forked child cannot use its parent's communicator; start workers with spawn, or call "
+        "ringcomm.init() in the child"
+    )
+
+
 class Engine:
-    """Owner of an rc_engine, which is an event loop with its progress thread."""
+    """Owner of an rc_engine, which is an event loop with its progress thread.
+
+    Attributes:
+        forked: True in a forked child, where the engine does not work (``inherited``).
+    """
 
     def __init__(self, kernel_set: str) -> None:
         out = ffi.new("rc_engine **")
@@ -140,14 +152,6 @@ class Engine:
         )
         self.forked = False
         _live.add(self)
-
-    def require_own_process(self) -> None:
-        """Raises NotInitializedError in a forked child, where the engine does not work."""
-        if self.forked:
-            raise NotInitializedError(
-                "a forked child cannot use its parent's communicator; start workers with spawn, "
-                "or call ringcomm.init() in the child"
-            )
 
     def watch(self, slot: Any, callback: Callable[[], None]) -> None:
         """Registers a callback for the work that is about to be submitted with notify and whose

@@ -24,7 +24,7 @@ from typing import Any
 from ..errors import RingcommError, TensorError
 from . import cuda
 from .callback_threads import CallbackThreads
-from .native import AGAIN, OK, address_of, check, ffi, lib, text
+from .native import AGAIN, OK, address_of, check, ffi, inherited, lib, text
 from .views import DeviceView, PackedView, streams_of
 from .work import SLICE_MS, Held, Owner, Work, functions_of
 
@@ -68,7 +68,8 @@ class DeviceWork(Work):
 
     def done(self) -> bool:
         """True once the result is on the GPU, or the collective has failed. Never waits."""
-        self._comm.engine.require_own_process()
+        if self._comm.engine.forked:
+            raise inherited()
         if not self.slot[0] or lib.rc_flight_landed(self.slot[0], 0) == AGAIN:
             return False
         self._finish(self._poll(0))

@@ -3,7 +3,8 @@
     View          memory of the host
     DeviceView    memory of a GPU, and the stream that its library works on
     PackedView    several tensors of a GPU as one
-    Memory        the whole memory of a plain tensor, for which a View would take too long
+
+A plain tensor, for which a View would take too long, is found by PLAIN.
 
 The package ``faces`` makes them, a module for each kind of library.
 
@@ -22,7 +23,6 @@ from typing import Any
 
 from ..errors import TensorError
 from . import cuda
-from .native import address_of, ffi
 
 #: dtype name -> number in the C header (rc_dtype)
 DTYPES = {"f16": 0, "bf16": 1, "f32": 2, "f64": 3, "i8": 4, "u8": 5, "i32": 6, "i64": 7}
@@ -242,7 +242,7 @@ def common_device(views: Sequence[View]) -> DeviceView | None:
     return next((view for view in found if view.count), None)
 
 
-def streams_of(views: Sequence[View | Memory]) -> list[int]:
+def streams_of(views: Sequence[object]) -> list[int]:
     """Returns the streams, each once, that a call on these views follows now: a single one, unless
     the tensors are of several libraries, or an array names its own."""
     found = [view.streams for view in views if isinstance(view, DeviceView) and view.count]
@@ -284,38 +284,3 @@ the object that keeps the memory valid."""
 #: By exact class: finds the memory of a tensor that is dense, in host memory and writable, as the
 #: commonest are; None for any other. The faces of numpy and torch enter theirs.
 PLAIN: dict[type, Callable[[Any], Plain | None]] = {}
-
-
-def plain_memory(obj: Any) -> Plain | None:
-    """Finds the memory of a plain tensor; None for any other object."""
-    find = PLAIN.get(type(obj))
-    return None if find is None else find(obj)
-
-
-class Memory:
-    """Whole memory of a plain tensor, held for a Work.
-
-    Args:
-        keep: what a function of PLAIN returned last: a storage of torch, or a buffer of cffi.
-    """
-
-    __slots__ = ("_base", "_keep")
-
-    def __init__(self, keep: Any) -> None:
-        self._keep = keep
-        self._base = self._start()
-
-    def _start(self) -> int:
-        keep = self._keep
-        return int(keep.data_ptr()) if hasattr(keep, "data_ptr") else address_of(keep)
-
-    def finish(self) -> None:
-        """Raises ValueError if the storage was moved while the core wrote to its old memory."""
-        if self._start() != self._base:
-            raise ValueError("its storage was resized in flight")
-
-    def overlaps(self, start: int, stop: int) -> bool:
-        """True if any of it lies from address start to stop."""
-        keep = self._keep
-        nbytes = keep.nbytes() if hasattr(keep, "nbytes") else len(ffi.buffer(keep))
-        return start < self._base + nbytes and self._base < stop

@@ -23,10 +23,39 @@ from ..bootstrap.mesh import RailInfo
 from ..errors import CommTimeoutError, ConfigError, RingcommError, TensorError
 from . import callback_threads
 from .calls import is_number
-from .native import AGAIN, OK, Engine, error_class, ffi, lib, text
-from .views import Memory, View
+from .native import AGAIN, OK, Engine, address_of, error_class, ffi, inherited, lib, text
+from .views import View
 
 SLICE_MS = 100
+
+
+class Memory:
+    """Whole memory of a plain tensor, held for a Work.
+
+    Args:
+        keep: what a function of PLAIN returned last: a storage of torch, or a buffer of cffi.
+    """
+
+    __slots__ = ("_base", "_keep")
+
+    def __init__(self, keep: Any) -> None:
+        self._keep = keep
+        self._base = self._start()
+
+    def _start(self) -> int:
+        keep = self._keep
+        return int(keep.data_ptr()) if hasattr(keep, "data_ptr") else address_of(keep)
+
+    def finish(self) -> None:
+        """Raises ValueError if the storage was moved while the core wrote to its old memory."""
+        if self._start() != self._base:
+            raise ValueError("its storage was resized in flight")
+
+    def overlaps(self, start: int, stop: int) -> bool:
+        """True if any of it lies from address start to stop."""
+        keep = self._keep
+        nbytes = keep.nbytes() if hasattr(keep, "nbytes") else len(ffi.buffer(keep))
+        return start < self._base + nbytes and self._base < stop
 
 
 Held = View | Memory
@@ -170,15 +199,10 @@ class Work:
                 wait() may be called again.
             RingcommError: the collective failed; the class tells how.
         """
-        self._comm.engine.require_own_process()
         if timeout is not None and not is_number(timeout):
             raise ConfigError(f"timeout={timeout!r}: give seconds, or None")
         deadline = None if timeout is None else time.monotonic() + timeout
-        if (
-            callback_threads.are_running
-            and callback_threads.on_callback_thread()
-            and self._poll(0) == AGAIN
-        ):
+        if callback_threads.are_running and self._poll(0) == AGAIN:
             callback_threads.about_to_block()
         while True:
             left = SLICE_MS
@@ -196,7 +220,6 @@ class Work:
 
     def done(self) -> bool:
         """True once the collective is over, well or not. Never waits."""
-        self._comm.engine.require_own_process()
         result = self._poll(0)
         if result == AGAIN:
             return False
@@ -278,6 +301,10 @@ class Work:
         )
 
     def _poll(self, timeout_ms: int) -> int:
+        """Waits so long for the end; returns its rc_result, or AGAIN. Raises NotInitializedError in
+        a forked child."""
+        if self._comm.engine.forked:
+            raise inherited()
         handle = self.slot[0]
         return int(self._core.wait(handle, timeout_ms)) if handle else AGAIN
 

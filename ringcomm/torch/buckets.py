@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..codecs import CODECS, Codec
-from ..feedback import ErrorFeedback
 from .named_feedback import COMPRESSIBLE, NamedFeedback
 from .sync.bucket import Slice
+from .sync.pending import Wire
 
 if TYPE_CHECKING:
     from torch.distributed import GradBucket  # type: ignore[attr-defined]
@@ -75,13 +75,11 @@ class Part:
     """A stretch of a bucket with an all-reduce of its own.
 
     Attributes:
-        codec: what it travels by; bf16 for small tensors instead of a quantising one.
-        feedback: the residuals; None: none are kept.
+        wire: what it travels by; of small tensors with bf16 instead of a quantising codec.
     """
 
     tensor: torch.Tensor
-    codec: Codec
-    feedback: ErrorFeedback | None = None
+    wire: Wire
 
 
 class Parts:
@@ -100,7 +98,7 @@ class Parts:
         known = self._buffer.dtype in COMPRESSIBLE
         self.is_checked = codec.quantises
         if not (codec.quantises or (residuals.keeps and known)):
-            self.travelling = [Part(self._buffer, codec)]
+            self.travelling = [Part(self._buffer, Wire(codec))]
             return
         self.travelling = self._cut(bucket, codec, residuals)
 
@@ -109,14 +107,14 @@ class Parts:
         for one in bucket.slices:
             if residuals.is_large(one.tensor):
                 self._leave(end, one.start)
-                feedback = residuals.feedback_of(one.tensor)
-                large.append(Part(one.elements(self._buffer), codec, feedback))
+                wire = Wire(codec, residuals.feedback_of(one.tensor))
+                large.append(Part(self._buffer[one.start : one.end], wire))
                 end = one.end
         self._leave(end, self._buffer.numel())
         if not self._small:
             return large
         self._rest = torch.cat(self._small) if len(self._small) > 1 else self._small[0]
-        return [*large, Part(self._rest, CODECS["bf16"] if codec.quantises else codec)]
+        return [*large, Part(self._rest, Wire(CODECS["bf16"] if codec.quantises else codec))]
 
     def _leave(self, start: int, stop: int) -> None:
         if start < stop:

@@ -16,8 +16,9 @@ import numpy as np
 import torch.distributed as dist
 
 from ..communicator import Communicator
+from ..core.calls import naming
 from ..core.views import View
-from ..errors import MismatchError, TensorError, naming
+from ..errors import MismatchError, TensorError
 
 _BYTES = 400
 #: Collectives in which all ranks' tensors have the same shape.

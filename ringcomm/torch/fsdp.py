@@ -26,7 +26,8 @@ import torch
 
 from ..codecs import Codec, Compression, parse
 from ..communicator import Communicator
-from ..errors import ConfigError, naming
+from ..core.calls import naming
+from ..errors import ConfigError
 from ..feedback import FeedbackStore
 from .argument_checks import require, takes
 from .group import group_behind
@@ -34,7 +35,7 @@ from .guards import ONEBIT, AdamWatch
 from .ops import as_reduced, reduction
 from .sync.account import Moved
 from .sync.agreement import require_alike
-from .sync.pending import Pending
+from .sync.pending import Wire
 from .tensors import as_moved
 from .wrapped import plain_name
 
@@ -177,7 +178,7 @@ class Compressed:
         flat = _as_sent(shard, codec).view(-1)
         feedback = self.feedback[name] if codec.needs_feedback else None
         with naming("the exchange of gradients across hosts"):
-            pending = Pending(across, flat, codec, feedback)
+            pending = Wire(codec, feedback).submit(across, flat)
             shard.copy_(pending.wait().view(shard.shape))
         if shard.is_cuda:  # FSDP frees it by another stream
             shard.record_stream(torch.cuda.current_stream(shard.device))

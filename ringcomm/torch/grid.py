@@ -21,8 +21,9 @@ import numpy as np
 import torch.distributed as dist
 
 from ..communicator import Communicator
+from ..core.calls import naming
 from ..core.work import Work
-from ..errors import ConfigError, RingcommError, naming
+from ..errors import ConfigError, RingcommError
 
 _WATCH = 1  # tag of the message that a rank has finished a step
 

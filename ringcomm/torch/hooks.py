@@ -31,7 +31,8 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from ..codecs import CODECS, Compression
 from ..communicator import Communicator
-from ..errors import ConfigError, RingcommError, TensorError, naming
+from ..core.calls import naming
+from ..errors import ConfigError, RingcommError, TensorError
 from ..exact import without_exact
 from ..feedback import ErrorFeedback, FeedbackStore
 from . import guards, profiling
@@ -44,7 +45,6 @@ from .stale import Stale1, pace_of
 from .sync.account import Account
 from .sync.agreement import require_alike
 from .sync.exchange_report import ExchangeReport
-from .tensors import require_dense
 from .transport import BucketInFlight, FlatTransport, GradientFuture, Transport
 
 #: Removed arguments and their replacements; see ``names_arguments``.
@@ -333,13 +333,16 @@ class HookState:
             codec = self._policy.codec(self.steps) if known else CODECS["none"]
             self._policy.look(gradients, self.loss_scale)
             try:
-                future = profiling.bucket_range(
-                    self.account,
-                    gradients,
-                    codec.name,
-                    lambda: [rail.interface for rail in self.comm.rails],
-                    lambda: self._pace.launch(gradients, codec),
-                )
+                if profiling.is_on():
+                    future = profiling.bucket_range(
+                        self.account,
+                        gradients,
+                        codec.name,
+                        lambda: [rail.interface for rail in self.comm.rails],
+                        lambda: self._pace.launch(gradients, codec),
+                    )
+                else:
+                    future = self._pace.launch(gradients, codec)
             except BaseException as error:  # backward ends here
                 self._running = False
                 if not isinstance(error, RingcommError):
@@ -502,9 +505,8 @@ def _require_dense(gradients: torch.Tensor, bucket: GradBucket) -> None:
             f"the hook takes dense gradients, and these are {gradients.layout}: make the layer "
             "with sparse=False, or train without a hook on backend 'ringcomm', which takes both"
         )
-    require_dense(gradients)
-    if gradients.is_meta:
-        raise TensorError("a gradient on device 'meta' is not supported: it has no values")
+    if gradients.device.type not in ("cpu", "cuda"):
+        raise TensorError(f"a gradient on device '{gradients.device}' is not supported")
     device = bucket.parameters()[0].device
     if device != gradients.device:
         raise TensorError(

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..core.calls import naming
 from ..core.native import lib
 from ..core.views import View
-from ..errors import TensorError, naming
+from ..errors import TensorError
 from .ops import Reduction, as_reduced, core_op, reduction
 from .submit import Call, Submitter, moving_call, one, root_of
 from .tensors import copy, memory_of, packed, require_alike

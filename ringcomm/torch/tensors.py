@@ -1,5 +1,5 @@
 """Torch tensors as the core takes them: dtypes that it does not know, lists of tensors, and tensors
-on a GPU without its device pipeline; and passes over large tensors.
+on a GPU without its device pipeline.
 
 Collectives that only move see a tensor as another dtype of the same size, which changes no bit.
 Those that reduce do so only if the result is exact: bool as bytes, complex numbers as pairs of real
@@ -9,21 +9,16 @@ A tensor on a GPU that the pipeline does not take is staged: the core gets a cop
 memory. It is made when the collective is called, after the work queued on the current stream; the
 thread that completes the collective copies the result back.
 
-Several passes over large tensors fetch them from memory each time; tile by tile, they fetch each
-tile once.
-
 Invariants: a view shares the tensor's memory, or a copy of it is scattered back when the
 collective is over (core.views.View). The caller waits for a copy to the host, and the thread that
 completes the collective for the copy back, so that a Work that is over has its result on the
 device, for every stream; copies use a stream of their own, which waits for the current one. Errors
-are TensorError, a TypeError and a RuntimeError. Tiles begin at blocks of every codec, and so at
-multiples of a vector instruction's width: element-wise operations give the same bits as on the
-whole.
+are TensorError, a TypeError and a RuntimeError.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -44,7 +39,6 @@ KNOWN = {
     torch.int32,
     torch.int64,
 }
-_TILE_ELEMENTS = 1 << 17  # per thread; so many fit a core's cache
 
 
 class MetaView(View):
@@ -193,37 +187,3 @@ def require_alike(tensors: Sequence[torch.Tensor], like: torch.Tensor, what: str
                 f"{what}: tensor {index} is {tensor.dtype}{list(tensor.shape)}, and must have the "
                 f"dtype and number of elements of {like.dtype}{list(like.shape)}"
             )
-
-
-# ---- passes over large tensors ----
-
-
-def tile_elements() -> int:
-    """Returns the number of elements of a tile, for as many threads as torch uses."""
-    return _TILE_ELEMENTS * torch.get_num_threads()
-
-
-def tiles(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yields the flat tiles of tensors of one shape; or the tensors whole, if they are small, on a
-    GPU or not contiguous."""
-    size = tile_elements()
-    in_tiles = all(one.device.type == "cpu" and one.is_contiguous() for one in tensors)
-    if tensors[0].numel() <= size or not in_tiles:
-        return iter([tensors])
-    return zip(*(torch.split(tensor.view(-1), size) for tensor in tensors), strict=True)
-
-
-def all_finite(values: torch.Tensor) -> bool:
-    """Returns whether no element of a real tensor is NaN or infinite. One pass without a temporary,
-    40 times as fast on a CPU as ``isfinite().all()``."""
-    return values.numel() == 0 or bool(torch.stack(values.detach().aminmax()).isfinite().all())
-
-
-def repeat_last(flat: torch.Tensor, start: int, end: int, stop: int) -> None:
-    """Fills a flat tensor from ``end`` to ``stop`` with repetitions of its last elements before
-    ``end``, none before ``start``: a codec that scales by a mean then sees a block of similar
-    values."""
-    lacking = stop - end
-    if lacking and end > start:
-        own = flat[max(start, end - lacking) : end]
-        flat[end:stop] = own.repeat(-(-lacking // len(own)))[:lacking]

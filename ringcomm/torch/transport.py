@@ -12,6 +12,7 @@ Future's stream waits for them: the host waits for the network, never for a copy
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Mapping
@@ -22,8 +23,9 @@ import torch
 from ..codecs import Codec
 from ..communicator import Communicator
 from ..core import cuda
+from ..core.calls import naming
 from ..core.work import Work, when_all_over
-from ..errors import RingcommError, naming
+from ..errors import RingcommError
 from ..exact import Place, place_of
 from .buckets import GradientBucket, Part, Parts
 from .exchange import CommExchange
@@ -102,8 +104,8 @@ class BucketInFlight:
         self._over = future_on([self._buffer.device])
 
     def start(self, comm: Communicator, tensor: torch.Tensor, part: Part) -> None:
-        """Starts the mean of a tensor, by the codec and the residuals of a part."""
-        pending = Pending(comm, tensor, part.codec, part.feedback)
+        """Starts the mean of a tensor, by the wire of a part."""
+        pending = part.wire.submit(comm, tensor)
         self._transport.residuals.add(pending)
         self._pending.append(pending)
 
@@ -177,7 +179,8 @@ class _Means(BucketInFlight):
             if self._transport.error is None:
                 self._transport.error = one.work.exception()
         buffer = super()._result(over)
-        with cuda.current_stream():  # the stream of the Future's callbacks waits for results
+        # On a GPU the stream of the Future's callbacks waits for the results.
+        with cuda.current_stream() if buffer.is_cuda else contextlib.nullcontext():
             for one in self._pending:
                 one.wait()
         self._parts.unpack()

@@ -270,7 +270,7 @@ class Trip(BucketInFlight):
         """Returns a flag that is set if a result is not finite. A codec of few bits then makes a
         whole share NaN, so its first value is enough."""
         looked_at = [
-            (start, min(start + 1, end) if part.codec.quantises else end)
+            (start, min(start + 1, end) if part.wire.codec.quantises else end)
             for (start, end), part in zip(self._rows.ranges, self._parts.travelling, strict=True)
         ]
         return NonFiniteFlag([self._rows.table[:, start:end] for start, end in looked_at])

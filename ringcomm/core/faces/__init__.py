@@ -22,7 +22,7 @@ from ...errors import TensorError
 from ..views import DeviceView, View, class_name
 from . import cupy, dlpack, numpy, torch
 
-_FACES = (numpy, torch, cupy, dlpack)
+_FACES = (torch, numpy, cupy, dlpack)
 
 
 def view(obj: Any, *, writable: bool) -> View:

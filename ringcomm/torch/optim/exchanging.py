@@ -26,7 +26,8 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 import torch
 
 from ...communicator import Communicator
-from ...errors import ConfigError, RingcommError, naming, warn_caller
+from ...core.calls import naming
+from ...errors import ConfigError, RingcommError, warn_caller
 from ..argument_checks import require
 from ..group import default_comm
 from ..guards import refuse_others

@@ -25,11 +25,11 @@ import torch
 
 from ...codecs import Compression, parse
 from ...communicator import Communicator
+from ...core.calls import naming
 from ...core.work import Work
-from ...errors import naming
 from ...exact import is_exact, is_own, place_of
 from ..argument_checks import require, takes
-from ..tensors import all_finite
+from ..sync.bucket import all_finite
 from . import saved
 from .arithmetic import orthogonalized
 from .checks import require_max_norm, require_muon

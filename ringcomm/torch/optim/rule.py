@@ -23,6 +23,7 @@ from typing import ClassVar
 
 import torch
 
+from ...codecs import Codec, parse
 from ..sync.kept import Kept
 from .span import Place, Span
 
@@ -34,12 +35,19 @@ class Exchange:
     Attributes:
         what: name of the averaged tensor: "gradient", "momentum". Residuals are kept by this name,
             as they are in its units.
-        compression: the codec of large parameters, with error feedback if it needs that. From
-            int8 on, small ones travel at bf16.
+        compression: name of the codec of large parameters, which have error feedback if it needs
+            that. From int8 on, small ones travel at bf16.
+        codec: it.
+
+    Raises ConfigError for an unknown codec.
     """
 
     what: str
     compression: str = "none"
+    codec: Codec = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "codec", parse(self.compression))
 
 
 class Rule(Kept):

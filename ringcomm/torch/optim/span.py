@@ -28,8 +28,7 @@ import torch
 
 from ...codecs import BLOCK
 from ...errors import ConfigError, TensorError
-from ..sync.bucket import Bucket, Slice, laid_out, master_dtype
-from ..tensors import tile_elements
+from ..sync.bucket import Bucket, Slice, laid_out, master_dtype, tile_elements
 
 Mark = tuple[object, ...]
 SPAN_BYTES = 25 << 20  # size of a bucket of DDP

@@ -24,13 +24,14 @@ from typing import Any, TypedDict
 
 import torch
 
-from ...codecs import CODECS, parse
+from ...codecs import CODECS
 from ...communicator import Communicator
-from ...errors import ConfigError, naming, warn_caller
+from ...core.calls import naming
+from ...errors import ConfigError, warn_caller
 from ...feedback import FeedbackStore
 from ..argument_checks import require_whole
 from ..sync.account import Account
-from ..sync.pending import Pending
+from ..sync.pending import Pending, Wire
 from . import saved
 from .checks import require_max_norm
 from .exchanging import ExchangingOptimizer
@@ -66,12 +67,13 @@ class SpanExchanges:
             out = torch.empty_like(span.gradient)
             rule.outgoing(exchange.what, span, out)
             span.fill_padding(out)
-            codec = parse(exchange.compression)
+            codec = exchange.codec
             if span.is_small and codec.quantises:
                 codec = CODECS["bf16"]
             name = self._residuals_of(exchange.what)
             keeps = name in store or codec.needs_feedback  # other codecs deliver what is there
-            self._pending[exchange.what] = Pending(comm, out, codec, store[name] if keeps else None)
+            wire = Wire(codec, store[name] if keeps else None)
+            self._pending[exchange.what] = wire.submit(comm, out)
 
     def wait(self, account: Account | None = None) -> None:
         """Waits for the means, which the account then counts."""
@@ -173,8 +175,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         fixed: Mapping[str, object] | None = None,
     ) -> None:
         require_max_norm(max_norm)
-        for exchange in rule.exchanges(1):
-            parse(exchange.compression)
+        rule.exchanges(1)  # raises for an unknown codec
         if overlap and max_norm is not None:
             raise ConfigError(
                 "max_norm= needs all gradients before the first of them is sent, and overlap=True "
@@ -279,8 +280,8 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
     def _add(self, new: Sequence[IndexedParameter]) -> None:
         states = self._rule.states
         self._use([*self._spans, *lay_out(new, self._threshold, states, self._span_bytes)])
-        wanted = [parse(one.compression) for one in self._rule.usual(self.steps + 1)]
-        if any(codec.quantises for codec in wanted) and all(one.is_small for one in self._spans):
+        quantises = any(one.codec.quantises for one in self._rule.usual(self.steps + 1))
+        if quantises and all(one.is_small for one in self._spans):
             warn_caller(
                 f"all parameters of this {type(self).__name__} are vectors, or below threshold="
                 f"{self._threshold} bytes: they travel at bf16. Give a lower threshold=, or "

@@ -29,8 +29,7 @@ import torch
 from torch import nn
 
 from ...errors import ConfigError
-from ..sync.bucket import Bucket, Slice, laid_out
-from ..tensors import all_finite, tiles
+from ..sync.bucket import Bucket, Slice, all_finite, laid_out, tiles
 from ..wrapped import plain_name
 from .rules import MEAN, Memory, Rule
 from .wires import DenseWires, Wires

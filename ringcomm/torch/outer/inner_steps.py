@@ -36,7 +36,7 @@ import torch
 
 from ...errors import ConfigError, warn_caller
 from ..guards import tensors_in
-from ..tensors import all_finite
+from ..sync.bucket import all_finite
 from ..wrapped import bare_optimizer
 from .rounds import Rounds
 

@@ -1,17 +1,8 @@
-"""Counts and times of an OuterStep.
-
-Invariants: times are of time.perf_counter(); time between two calls of OuterStep's counts as
-training.
-"""
+"""Counts and times of an OuterStep, whose times and bytes are its account's."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import time
-from collections.abc import Iterator
-
-from ..sync.account import Account
 
 
 @dataclasses.dataclass
@@ -59,30 +50,3 @@ class OuterReport:
             f"{self.sent_bytes / 1e6:.3f} MB sent of {self.payload_bytes / 1e6:.3f} MB, "
             f"waited {self.waited_s:.3f} s, {100 * self.utilisation:.1f} % of the time trained"
         )
-
-
-class Stopwatch:
-    """Measures training, waiting and own time of this rank."""
-
-    def __init__(self, report: OuterReport, account: Account) -> None:
-        self._report, self._account = report, account
-        self._since: float | None = None  # start of training time that is not counted yet
-
-    def begin(self) -> None:
-        """Starts training time; the time before does not count."""
-        self._since = time.perf_counter()
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Pauses training time while OuterStep works or waits."""
-        entered, waited_before = time.perf_counter(), self._account.waited_s
-        if self._since is not None:
-            self._report.training_s += entered - self._since
-        self._since = None
-        try:
-            yield
-        finally:
-            now = time.perf_counter()
-            waited = self._account.waited_s - waited_before
-            self._report.own_s += max(0.0, now - entered - waited)
-            self._since = now

@@ -27,7 +27,6 @@ import struct
 from collections.abc import Sequence
 from typing import ClassVar, TypeVar
 
-import numpy as np
 import torch
 
 from ...communicator import Communicator
@@ -52,13 +51,14 @@ class Message:
 
     def gathered(self, comm: Communicator, timeout: float | None) -> Work:
         """Submits the exchange of these messages."""
-        packed = np.frombuffer(self.layout.pack(*dataclasses.astuple(self)), np.uint8)
-        return comm.allgather(packed, async_op=True, timeout=timeout)
+        packed = bytearray(self.layout.pack(*dataclasses.astuple(self)))
+        own = torch.frombuffer(packed, dtype=torch.uint8)
+        return comm.allgather(own, async_op=True, timeout=timeout)
 
     @classmethod
     def rows(cls: type[M], work: Work) -> list[M]:
         """Returns the messages of all ranks. Raises what the collective raises."""
-        return [cls(*cls.layout.unpack(bytes(row))) for row in np.asarray(work.wait())]
+        return [cls(*cls.layout.unpack(bytes(row))) for row in work.wait().tolist()]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,13 +43,13 @@ from ... import membership
 from ...communicator import Communicator
 from ...errors import ConfigError, PeerLostError, RingcommError
 from ..argument_checks import require_whole
-from ..guards import IdenticalDataWarning
+from ..guards import NOTHING, IdenticalDataWarning
 from ..streams import side_streams, to_its_end
 from ..sync.account import Account
 from ..sync.kept import Kept
 from ..worker import Worker
 from .blocks import Block, Fragment, Scratch
-from .report import OuterReport, Stopwatch
+from .report import OuterReport
 from .round import Header, Hello, Hellos, Round
 
 _log = logging.getLogger("ringcomm")
@@ -152,7 +152,6 @@ class Rounds(Kept):
         fragments: fragments of the model.
         pace: when rounds are due.
         delay: iterations between a send and its application.
-        digest: returns the first batch's digest, 16 bytes.
         timeout: seconds for a collective; None: the communicator's timeout.
         on_away: called when this rank has been given the state of others.
         on_dropped: called when this rank's deltas did not count, as its weights were not finite.
@@ -165,6 +164,7 @@ class Rounds(Kept):
         number: number of the next round.
         current: the round on its way, if any.
         has_state: whether it has loaded a state, or taken part in a round.
+        data: digest of this rank's first batch, 16 bytes; NOTHING until there was one.
         kept: the numbers that a rank takes beside the blocks' states when others give it the
             state; state.py has the checkpoints.
     """
@@ -176,7 +176,6 @@ class Rounds(Kept):
         fragments: list[Fragment],
         pace: RoundPace,
         delay: int,
-        digest: Callable[[], bytes],
         timeout: float | None,
         on_away: Callable[[], None],
         on_dropped: Callable[[], None],
@@ -186,9 +185,9 @@ class Rounds(Kept):
         self.current: Round | None = None
         self.has_state = False
         self.report, self.account = OuterReport(), Account()
-        self.watch = Stopwatch(self.report, self.account)
         self.delay, self._setup, self._timeout = delay, b"", timeout
-        self._digest, self._on_away, self._on_dropped = digest, on_away, on_dropped
+        self._on_away, self._on_dropped = on_away, on_dropped
+        self.data = NOTHING
         self.peers: Peers
         self._entered = 0  # rounds, the last one of a flush included, which ``number`` leaves out
         self.scratch = Scratch()
@@ -398,7 +397,7 @@ class Rounds(Kept):
             has_unsent=self.unsent > 0,
             is_dropped=False,
             counts=self.fragment.iterations > 0,
-            data=self._digest(),
+            data=self.data,
         )
 
     def _begin(self, current: Round) -> None:

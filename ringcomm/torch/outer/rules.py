@@ -27,7 +27,7 @@ import torch
 
 from ...errors import ConfigError, did_you_mean
 from ..argument_checks import require_number
-from ..tensors import tiles
+from ..sync.bucket import tiles
 
 GAIN = 1.4
 Memory = dict[str, torch.Tensor]

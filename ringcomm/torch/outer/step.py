@@ -41,7 +41,8 @@ from typing_extensions import Unpack
 
 from ...codecs import Compression
 from ...communicator import Communicator
-from ...errors import ConfigError, RingcommError, naming
+from ...core.calls import naming
+from ...errors import ConfigError, RingcommError
 from ...exact import without_exact
 from ...membership import Membership
 from .. import guards
@@ -147,7 +148,6 @@ class OuterStep:
             cut_up,
             chosen.pace,
             delay,
-            self._digest,
             chosen.timeout,
             chosen.wires.reset_residuals,
             lambda: self._guard.resume_from_anchor(),
@@ -191,7 +191,7 @@ class OuterStep:
                 _attached.add(self)
             self._connect()
             self._is_attached = True
-            self._rounds.watch.begin()
+            self._rounds.account.resume()
         except BaseException:
             if is_added:
                 self._rounds.has_state = had_state  # so that the next attach() gets the state anew
@@ -241,7 +241,7 @@ class OuterStep:
         self._require_attached()
         self._require_own_weights("flush()")
         self._require_same_weights()
-        with self._rounds.watch.paused():
+        with self._rounds.account.paused():
             self._rounds.flush()
         self._end_warning.unsent = self._rounds.unsent
 
@@ -252,7 +252,7 @@ class OuterStep:
         nothing if it is not attached."""
         if self._is_attached:
             self._require_own_weights("detach()")
-            with self._rounds.watch.paused():
+            with self._rounds.account.paused():
                 self._rounds.finish_round()
             unsent = self._end_warning.unsent
             if self._rounds.pace.every is None and unsent:
@@ -382,6 +382,7 @@ class OuterStep:
         report, account = self._rounds.report, self._rounds.account
         report.payload_bytes, report.sent_bytes = account.payload, account.sent.total
         report.waited_s = account.waited_s
+        report.training_s, report.own_s = account.training_s, account.own_s
         return report
 
     def exchanges(self) -> ExchangeReport:
@@ -406,15 +407,13 @@ class OuterStep:
             )
         if self._first_batch is not None:
             self._first_batch.stop()
+            self._rounds.data, self._first_batch = self._first_batch.digest, None
         rounds = self._rounds.number
-        with self._rounds.watch.paused():
+        with self._rounds.account.paused():
             self._rounds.tick()
             self._end_warning.unsent = self._rounds.unsent
         if self._rounds.number != rounds:
             self._require_same_weights()
-
-    def _digest(self) -> bytes:
-        return self._first_batch.digest if self._first_batch is not None else bytes(16)
 
     def _require_own_weights(self, what: str) -> None:
         if self._is_swapped:

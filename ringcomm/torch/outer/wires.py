@@ -1,6 +1,6 @@
 """Wires: exchanges of a block's deltas, whose result is their mean on all ranks.
 
-    DenseWire     an all-reduce with a codec, and error feedback if the codec needs it
+    Wire          an all-reduce with a codec, and error feedback if it needs that    pending.py
     SparseWire    the largest elements of each chunk of a decayed sum
     DenseWires, SparseWires    make one for each block, and keep their residuals for checkpoints
     Pending, SentSparse        one delta on its way
@@ -16,31 +16,14 @@ from typing import Any
 
 import torch
 
-from ...codecs import BLOCK, Codec, Compression, parse
+from ...codecs import BLOCK, Compression, parse
 from ...communicator import Communicator
 from ...core.work import WorkStats
 from ...errors import ConfigError
-from ...feedback import ErrorFeedback, FeedbackStore
+from ...feedback import FeedbackStore
 from ...sparse import SparseExchange, SparseRound
-from ..sync.pending import Pending
+from ..sync.pending import Pending, Wire
 from .rules import Sparse
-
-
-class DenseWire:
-    """Reduces the deltas of one block by an all-reduce with a codec.
-
-    Attributes:
-        is_mean: whether the result is a sum over the number of all ranks, including those that
-            sent zeros; ``Round.travel`` corrects for these.
-    """
-
-    def __init__(self, codec: Codec, feedback: ErrorFeedback | None, op: str) -> None:
-        self._codec, self._feedback, self._op = codec, feedback, op
-        self.is_mean = op == "avg"
-
-    def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Pending:
-        """Sends a delta, whose memory is overwritten."""
-        return Pending(comm, delta, self._codec, self._feedback, self._op, timeout)
 
 
 class SentSparse:
@@ -72,7 +55,7 @@ class SparseWire:
         count: elements of the block.
 
     Attributes:
-        is_mean: as of a DenseWire.
+        is_mean: as of a Wire; ``Round.travel`` corrects for ranks that sent zeros.
     """
 
     def __init__(self, rule: Sparse, count: int) -> None:
@@ -141,10 +124,10 @@ class DenseWires:
         self.align = BLOCK if parsed.quantises else 1
         self.repeats = parsed.name == "onebit"
 
-    def wire(self, name: str, count: int) -> DenseWire:
+    def wire(self, name: str, count: int) -> Wire:
         """Makes the wire of a block of ``count`` elements; each has its own name."""
         feedback = self._store.add(name, count) if self._keeps else None
-        return DenseWire(self._codec, feedback, self._op)
+        return Wire(self._codec, feedback, self._op)
 
     def saved(self, comm: Communicator, *, own: bool) -> dict[str, Any]:
         """Returns residuals: this rank's own; or, by a collective, those of all ranks, for a world

@@ -22,8 +22,9 @@ import numpy as np
 import torch
 
 from ...communicator import Communicator
+from ...core.calls import naming
 from ...core.chunks import take
-from ...errors import ConfigError, naming
+from ...errors import ConfigError
 from ...exact import is_exact, is_own, place_of
 from ...sparse import SparseExchange
 from ..argument_checks import require

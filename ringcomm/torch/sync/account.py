@@ -18,6 +18,8 @@ An optimizer that exchanges in its step waits, between updates, for one bucket a
 (``stall``), and its step ends with it (``end_step``). The time lost is what it has waited, and
 transfers at any other time are hidden. A step without exchanges is part of the next.
 
+An OuterStep's calls are pauses of training (``paused``): what they do not wait is its own time.
+
 Invariants: times are of time.perf_counter(), which is the core's clock. A step begins with the
 first bucket after the last one of the step before. Bytes are counted in the buckets' own works, so
 other traffic of the same communicator does not count. Totals count all steps since the reset;
@@ -33,11 +35,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from ...adaptive.law import Interval, covered
 from ...core.work import WorkStats
-from .exchange_report import CodecStretch, ExchangeReport, StepReport
+from .exchange_report import CodecStretch, ExchangeReport, Interval, StepReport
 
 KEPT = 1000
+
+
+def covered(intervals: Iterable[Interval], until: float) -> float:
+    """Returns the length of the intervals' union, up to a moment."""
+    length, reached = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        end = min(end, until)
+        if end > reached:
+            length += end - max(begin, reached)
+            reached = end
+    return length
 
 
 @dataclasses.dataclass
@@ -127,12 +139,15 @@ class Account:
         payload: bytes of the buckets that are over since the reset, before compression.
         sent: bytes sent for them.
         waited_s: seconds that training has stalled since the reset.
+        training_s: seconds between pauses, from ``resume`` on.
+        own_s: seconds of pauses in which nothing was waited for.
         deferred: whether the buckets of the coming steps travel during the next step.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ended: float | None = None
+        self._resumed: float | None = None  # start of training that is not counted yet
         self._unreported: deque[_Step] = deque(maxlen=KEPT)
         self.submitted = 0
         self.deferred = False
@@ -141,7 +156,7 @@ class Account:
 
     def _zero(self) -> None:
         self._buckets = self.payload = 0
-        self._comm_s = self.waited_s = 0.0
+        self._comm_s = self.waited_s = self.training_s = self.own_s = 0.0
         self.sent = Moved()
         self._step: _Step | None = None
         self._steps: deque[_Step] = deque(maxlen=KEPT)
@@ -247,6 +262,23 @@ class Account:
             with self._lock:
                 self._stalls.append((began, ended))
                 self.waited_s += ended - began
+
+    def resume(self) -> None:
+        """Starts training; the time before does not count."""
+        self._resumed = time.perf_counter()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Pauses training while its thread does, or waits for, something else."""
+        entered, waited_before = time.perf_counter(), self.waited_s
+        if self._resumed is not None:
+            self.training_s += entered - self._resumed
+        self._resumed = None
+        try:
+            yield
+        finally:
+            self._resumed = time.perf_counter()
+            self.own_s += max(0.0, self._resumed - entered - (self.waited_s - waited_before))
 
     def unreported_steps(self) -> list[StepReport]:
         """Returns the finished steps that no earlier call returned, oldest first; a reset does not

@@ -28,8 +28,6 @@ from ...communicator import Communicator
 from ...errors import MismatchError
 from .bucket import master_dtype
 
-_HEAD = 4  # numbers before the parameters' ones
-
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
@@ -70,19 +68,17 @@ def agree(
     Raises MismatchError on all ranks if these differ.
     """
     squares, digest = _squares(gradients) / loss_scale**2, _digest(alike)
-    message = np.zeros(_HEAD + len(gradients))
-    message[0] = found_inf or not math.isfinite(squares)
-    message[1:_HEAD] = 0.0 if message[0] else squares, digest, digest**2
-    message[_HEAD:] = [one is not None for one in gradients]
-    has_any = bool(message[_HEAD:].any())
-    comm.allreduce(message, "sum")
+    bad = found_inf or not math.isfinite(squares)
+    own = [one is not None for one in gradients]
+    numbers = [bad, 0.0 if bad else squares, digest, digest**2, *own]
+    message = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+    bad, squares, digest, square, *present = comm.allreduce(message, "sum").tolist()
     ranks = comm.world_size
-    if message[2] ** 2 != ranks * message[3]:
+    if digest**2 != ranks * square:
         raise difference(comm, alike)
-    norm = math.sqrt(message[1] / ranks)
+    norm = math.sqrt(squares / ranks)
     clip = 1.0 if max_norm is None else min(1.0, max_norm / (norm + 1e-6))
-    present = [bool(one) for one in message[_HEAD:]]
-    return Verdict(not message[0], clip / loss_scale, present, has_any)
+    return Verdict(not bad, clip / loss_scale, [bool(one) for one in present], any(own))
 
 
 def require_same(comm: Communicator, about: Sequence[object], what: str) -> None:

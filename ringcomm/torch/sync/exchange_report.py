@@ -10,7 +10,8 @@ import io
 import statistics
 from typing import Any, Literal, TypedDict
 
-from ...adaptive.law import Interval
+Interval = tuple[float, float]
+"""Begin and end, in seconds of one clock."""
 
 _Bytes = Literal["payload_bytes", "wire_bytes", "shared_bytes"]
 _TIMES: tuple[tuple[str, Literal["step_s", "compute_s", "exposed_s", "hidden_s"]], ...] = (

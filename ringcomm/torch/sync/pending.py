@@ -1,4 +1,7 @@
-"""Pending: the mean of one tensor over all ranks, on its way, and the residuals that it changes.
+"""How the mean of one tensor over all ranks is made.
+
+    Wire       the codec, the residuals, the op
+    Pending    a mean on its way, and the residuals that it changes
 
 Invariants: the mean replaces the tensor's values. A collective that fails leaves residuals as they
 were; ``undo`` restores those that a successful one has changed.
@@ -6,24 +9,50 @@ were; ``undo`` restores those that a successful one has changed.
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from ...codecs import Codec
 from ...communicator import Communicator
+from ...core.calls import Feedback
 from ...core.native import lib
 from ...core.work import Work, WorkStats
 from ...feedback import ErrorFeedback
-from ..tensors import all_finite, memory_of
+from ..tensors import memory_of
+from .bucket import all_finite
+
+
+@dataclasses.dataclass(frozen=True)
+class Wire:
+    """Way of a tensor to the other ranks and back.
+
+    Attributes:
+        codec: the codec.
+        feedback: its residuals; None: none are kept.
+        op: "avg", or another op of the core.
+    """
+
+    codec: Codec
+    feedback: ErrorFeedback | None = None
+    op: str = "avg"
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the result is a sum over the number of all ranks, including those that sent
+        zeros."""
+        return self.op == "avg"
+
+    def submit(
+        self, comm: Communicator, tensor: torch.Tensor, timeout: float | None = None
+    ) -> Pending:
+        """Submits an all-reduce of a tensor, in place. A GPU's tensor takes the device pipeline, if
+        it can. ``timeout``: seconds; None: the communicator's."""
+        return Pending(self, comm, tensor, timeout)
 
 
 class Pending:
-    """Submits an all-reduce of a tensor, in place. A GPU's tensor takes the device pipeline, if it
-    can.
-
-    Args:
-        feedback: residuals of the codec; None: none are kept.
-        op: "avg", or another op of the core.
-        timeout: seconds; None: the communicator's.
+    """All-reduce of one tensor.
 
     Attributes:
         tensor: this rank's contribution; the mean once the work is over.
@@ -33,29 +62,30 @@ class Pending:
     """
 
     def __init__(
-        self,
-        comm: Communicator,
-        tensor: torch.Tensor,
-        codec: Codec,
-        feedback: ErrorFeedback | None = None,
-        op: str = "avg",
-        timeout: float | None = None,
+        self, wire: Wire, comm: Communicator, tensor: torch.Tensor, timeout: float | None
     ) -> None:
         self.tensor = tensor
-        self._codec = codec
-        self.changed = feedback if codec.quantises else None
-        found = memory_of(tensor, writable=True)
-        self.work: Work = comm.run_collective(
-            lib.RC_ALLREDUCE,
-            found,
-            found,
-            found.count,
-            op=op,
-            compression=codec.name,
-            feedback=False if feedback is None else feedback,
-            async_op=True,
-            timeout=timeout,
+        self._quantises = wire.codec.quantises
+        self.changed = wire.feedback if self._quantises else None
+        residuals: Feedback = False if wire.feedback is None else wire.feedback
+        op, name = wire.op, wire.codec.name
+        work = comm.submit_in_place(
+            tensor, lib.RC_ALLREDUCE, op, name, feedback=residuals, timeout=timeout
         )
+        if work is None:
+            found = memory_of(tensor, writable=True)
+            work = comm.run_collective(
+                lib.RC_ALLREDUCE,
+                found,
+                found,
+                found.count,
+                op=op,
+                compression=name,
+                feedback=residuals,
+                async_op=True,
+                timeout=timeout,
+            )
+        self.work: Work = work
 
     def wait(self) -> torch.Tensor:
         """Returns the mean. Raises what the collective raises."""
@@ -71,7 +101,7 @@ class Pending:
     def probe(self) -> torch.Tensor:
         """Elements of the mean that are finite only if all of it is: a codec of few bits makes all
         of a tensor NaN that has a value which is not finite."""
-        return self.tensor[:1] if self._codec.quantises else self.tensor
+        return self.tensor[:1] if self._quantises else self.tensor
 
     @property
     def is_finite(self) -> bool:
