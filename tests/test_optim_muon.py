@@ -164,6 +164,27 @@ def test_residuals_survive_another_world() -> None:
                 torch.testing.assert_close(found["state"][index][name], value, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("kind", ["own", "gathered"])
+def test_a_codec_without_residuals_delivers_those_of_a_state(kind: str) -> None:
+    def body(comm: Communicator) -> None:
+        before = trained(comm, 3, gradients="int4")[1]
+        gathered = before.gather_state_dict()
+        optimizer = Muon(parameters(), comm=comm, gradients="bf16", updates="none")
+        optimizer.load_state_dict(before.state_dict() if kind == "own" else gathered)
+        group = optimizer.param_groups[0]
+        group["momentum"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        after = optimizer.gather_state_dict()["state"]
+        for index, kept in gathered["state"].items():
+            assert not after[index]["residual"].any()
+            moved = after[index]["momentum_buffer"]  # what all results lacked, as the mean gradient
+            assert (moved - kept["residual"]).norm() <= 0.01 * kept["residual"].norm()
+
+    run_ranks(2, body)
+
+
 def test_states_that_do_not_fit() -> None:
     states = run_ranks(2, lambda comm: trained(comm, 1)[1].state_dict())
 

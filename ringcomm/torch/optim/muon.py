@@ -28,6 +28,7 @@ from ...communicator import Communicator
 from ...core.calls import naming
 from ...core.work import Work
 from ...exact import is_exact, is_own, place_of
+from ...feedback import FeedbackStore
 from ..argument_checks import require, takes
 from ..sync.bucket import all_finite
 from . import saved
@@ -73,7 +74,7 @@ class Muon(ExchangingOptimizer[Owned, Any]):
         require_max_norm(max_norm)
         rates = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "eps": eps}
         others = {"ns_coefficients": ns_coefficients, "ns_steps": ns_steps, "nesterov": nesterov}
-        self._max_norm = max_norm
+        self._max_norm, self.feedback = max_norm, FeedbackStore()
         self._codec = parse(gradients, "gradients=")
         self._updates: Any = parse(updates, "updates=").name
         fixed = {"gradients": self._codec.name, "updates": self._updates, "max_norm": max_norm}
@@ -143,10 +144,8 @@ class Muon(ExchangingOptimizer[Owned, Any]):
     # ---- states ----
 
     def _add(self, new: Sequence[IndexedParameter]) -> None:
-        self._use([*self._spans, *(self._owned(held) for held in filled(new, math.inf))])
-
-    def _owned(self, held: Sequence[IndexedParameter]) -> Owned:
-        return Owned(held, self._comm, keeps=self._codec.needs_feedback)
+        made = [Owned(one, self._comm, self._codec, self.feedback) for one in filled(new, math.inf)]
+        self._use([*self._spans, *made])
 
     def _use(self, every: list[Owned]) -> None:
         self._spans = every
@@ -160,17 +159,16 @@ class Muon(ExchangingOptimizer[Owned, Any]):
     def state_dict(self) -> dict[str, Any]:
         """State of this rank: its matrices' momentum, and its residuals. Nothing is sent. If each
         rank saves and loads its own, in a world of the same size, training continues to the bit."""
-        kept = [owned.feedback for owned in self._spans]
-        feedback = [one and one.state_dict(self._comm) for one in kept]
+        feedback = self.feedback.state_dict(self._comm)
         return self._state(exact=dict(place_of(self._comm)), feedback=feedback)
 
     @naming("gather_state_dict() of Muon")
     def gather_state_dict(self) -> dict[str, Any]:
         """State for a world of any size, which torch.optim.Muon can load, too. A collective; all
         ranks get the same. Raises what ``allreduce`` raises."""
-        state = self._state()
+        state, residuals = self._state(), self.feedback.gather_state_dict(self._comm)["tensors"]
         for owned in self._spans:
-            state["state"].update(owned.gathered())
+            state["state"].update(owned.gathered(residuals))
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -179,14 +177,16 @@ class Muon(ExchangingOptimizer[Owned, Any]):
 
         Raises ConfigError as WireOptimizer's does. (Another rank's own lacks this rank's momentum.)
         """
-        own, every = saved.require_method(state_dict, "Muon"), self._indexed()
-        found = [self._owned(saved.held_by(indices, every)) for indices in own["layout"]]
-        if not is_exact(own) or is_own(own, place_of(self._comm), "Muon"):
-            for owned, feedback in zip(
-                found, own.get("feedback", [None] * len(found)), strict=True
-            ):
-                owned.load(state_dict["state"], feedback)
+        own, feedback = saved.require_method(state_dict, "Muon"), FeedbackStore()
+        is_taken = not is_exact(own) or is_own(own, place_of(self._comm), "Muon")
+        if is_taken and is_exact(own):
+            feedback.load_state_dict(own["feedback"], self._comm, strict=False)
+        every = [saved.held_by(one, self._indexed()) for one in own["layout"]]
+        found = [Owned(held, self._comm, self._codec, feedback) for held in every]
+        for owned in found if is_taken else ():
+            owned.load(state_dict["state"])
         self._load_common(state_dict, own)
+        self.feedback = feedback
         self._use(found)
 
 

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from ...codecs import BLOCK
+from ...codecs import BLOCK, Codec
 from ...communicator import Communicator
-from ...errors import warn_caller
-from ...feedback import ErrorFeedback
+from ...feedback import ErrorFeedback, FeedbackStore
 from ..sync.bucket import Bucket, master_dtype
 from . import saved
 from .span import IndexedParameter, ParameterBucket, places_of
@@ -27,16 +26,21 @@ class Owned(ParameterBucket):
 
     Args:
         held: the matrices, of one dtype and device.
-        keeps: whether the gradients' codec needs feedback.
+        codec: of the gradients; where it needs no feedback, it delivers residuals of a state.
+        store: keeps the residuals, of all rows.
 
     Attributes:
+        name: of the residuals in the store.
         own: this rank's row.
         momentum: this rank's momentum, a flat tensor of a row.
-        feedback: residuals of the gradients, of all rows, if they are kept.
     """
 
     def __init__(
-        self, held: Sequence[IndexedParameter], comm: Communicator, *, keeps: bool
+        self,
+        held: Sequence[IndexedParameter],
+        comm: Communicator,
+        codec: Codec,
+        store: FeedbackStore,
     ) -> None:
         rows = [places_of(share, BLOCK) for share in shared_out(held, comm.world_size)]
         length = max(row[-1].stop for row in rows if row)
@@ -47,42 +51,43 @@ class Owned(ParameterBucket):
         self.own = Bucket(rows[comm.rank], self.dtype, self.device)
         self.own.count = length
         self.momentum = self.own.zeros()
-        self.feedback = ErrorFeedback(self.count) if keeps else None
+        self.name, self._store = f"gradient/{held[0].index}", store
+        if codec.needs_feedback or self.name in store:
+            store[self.name].require_size(self.count)
 
-    def gathered(self) -> dict[int, dict[str, torch.Tensor]]:
-        """Returns momentum and residual of each matrix, for a world of any size. A collective."""
+    @property
+    def feedback(self) -> ErrorFeedback | None:
+        """The residuals, if any are kept."""
+        if self.name not in self._store:
+            return None
+        return self._store[self.name]
+
+    def gathered(self, residuals: Mapping[str, Any]) -> dict[int, dict[str, torch.Tensor]]:
+        """Returns momentum and residual of each matrix, for a world of any size, given what the
+        store has gathered. A collective."""
         flat = {"momentum_buffer": self._comm.allgather(self.momentum).view(-1)}
-        if self.feedback is not None:
-            flat["residual"] = self.feedback.gather_state_dict(self._comm)["worker"]
+        if self.name in residuals:
+            flat["residual"] = residuals[self.name]["worker"]
         return {
             place.index: {name: place.of(tensor).clone() for name, tensor in flat.items()}
             for place in self.slices
         }
 
-    def load(
-        self, kept: Mapping[int, Mapping[str, Any]], feedback: Mapping[str, Any] | None
-    ) -> None:
-        """Takes what ``gathered`` returned; or, with this rank's own residuals, the momentum of its
-        matrices. Raises ConfigError for a state of other matrices."""
+    def load(self, kept: Mapping[int, Mapping[str, Any]]) -> None:
+        """Takes momentum and residuals that ``gathered`` returned; of a rank's own state, which has
+        these in the store, the momentum of its matrices. Raises ConfigError for a state of other
+        matrices."""
         for place in self.own.slices:
             place.of(self.momentum).copy_(saved.value_of(kept, place, "momentum_buffer"))
-        if self.feedback is None:
-            if feedback or any("residual" in one for one in kept.values()):
-                warn_caller("the state has residuals, which this Muon's gradients= does not keep")
+        having = [place for place in self.slices if "residual" in kept.get(place.index, {})]
+        if not having:
             return
-        if feedback is None:
-            zeros = [torch.zeros(self.count, dtype=torch.float32, device="cpu") for _ in range(2)]
-            for place in self.slices:
-                if "residual" in kept.get(place.index, {}):
-                    place.of(zeros[0]).copy_(saved.value_of(kept, place, "residual"))
-            feedback = {
-                "format": 1,
-                "op": "avg",
-                "loss_scale": 1.0,
-                "worker": zeros[0],
-                "owner": zeros[1],
-            }
-        self.feedback.load_state_dict(feedback, self._comm)
+        worker = torch.zeros(self.count, dtype=torch.float32, device="cpu")
+        for place in having:
+            place.of(worker).copy_(saved.value_of(kept, place, "residual"))
+        parts = {"worker": worker, "owner": torch.zeros_like(worker)}
+        state = {"format": 1, "op": "avg", "loss_scale": 1.0, **parts}
+        self._store[self.name].load_state_dict(state, self._comm)
 
 
 def shared_out(parameters: Sequence[IndexedParameter], ranks: int) -> list[list[IndexedParameter]]:
