@@ -81,6 +81,14 @@ def require_world(state: Mapping[str, Any], place: Place, name: str) -> Place:
     return there
 
 
+def require_format(state: Mapping[str, Any], known: int, name: str) -> None:
+    """Raises ConfigError for a state of another format than the one that this version reads."""
+    if state.get("format") != known:
+        raise ConfigError(
+            f"{name}: the state has format {state.get('format')!r}; this version reads {known}"
+        )
+
+
 def _whose(there: Place, here: Place) -> str:
     return f"the state belongs to {_format_place(there)} alone, and this is {_format_place(here)}"
 

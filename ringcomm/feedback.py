@@ -31,7 +31,7 @@ from .communicator import Communicator
 from .core.calls import naming
 from .core.residuals import Floats, Residuals, require_scale
 from .errors import ConfigError, MismatchError
-from .exact import as_callers, as_own, floats_of, is_exact, place_of, without_exact
+from .exact import as_callers, as_own, floats_of, is_exact, place_of, require_format, without_exact
 
 _FORMAT = 1
 _MOST_ELEMENTS = 2 << 20  # elements of tensors that one all-reduce saves together
@@ -226,7 +226,7 @@ class FeedbackStore:
         """
         if not isinstance(state, Mapping) or not isinstance(state.get("tensors"), Mapping):
             raise ConfigError("this is no state of a FeedbackStore: it has no 'tensors'")
-        _require_format(state, "the store")
+        require_format(state, _FORMAT, "the store")
         scale = state.get("loss_scale")
         require_scale("the state's loss_scale", scale)
         comm = given_or_default(comm)
@@ -284,7 +284,7 @@ def _read(state: object, name: str, comm: Communicator) -> _State:
         raise ConfigError(
             f"{name}: this is no state of an ErrorFeedback: it must have 'worker', 'owner' and 'op'"
         )
-    _require_format(state, name)
+    require_format(state, _FORMAT, name)
     require_scale(f"{name}: loss_scale", state.get("loss_scale"))
     worker, owner = (floats_of(state[part]) for part in ("worker", "owner"))
     if worker is None or owner is None:
@@ -305,13 +305,6 @@ def _read(state: object, name: str, comm: Communicator) -> _State:
     if state["op"] not in (None, "sum", "avg") and not (own and state["op"] == "gather"):
         raise ConfigError(f"{name}: the state's op is {state['op']!r}; it must be sum or avg")
     return _State(worker, owner, start, state["op"], float(state["loss_scale"]))
-
-
-def _require_format(state: Mapping[str, Any], name: str) -> None:
-    if state.get("format") != _FORMAT:
-        raise ConfigError(
-            f"{name}: the state has format {state.get('format')!r}; this version reads {_FORMAT}"
-        )
 
 
 def _save(

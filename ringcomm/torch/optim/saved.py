@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ...errors import ConfigError
+from ...exact import require_format
 from ..sync.bucket import master_dtype
 from .span import IndexedParameter, Place, Span
 
@@ -62,10 +63,7 @@ def require_method(state: Mapping[str, Any], method: str) -> Mapping[str, Any]:
                 "weights that were saved)"
             )
         raise ConfigError(f"the state is of {there}, and this optimizer is {method}")
-    if own.get("format") != FORMAT:
-        raise ConfigError(
-            f"the state has format {own.get('format')!r}; this version reads {FORMAT}"
-        )
+    require_format(own, FORMAT, method)
     return own
 
 

@@ -19,7 +19,7 @@ import torch
 
 from ...communicator import Communicator
 from ...errors import ConfigError
-from ...exact import is_own, place_of
+from ...exact import is_own, place_of, require_format
 from ..exchange import CommExchange
 from .round import Round
 from .rounds import Rounds
@@ -150,10 +150,7 @@ def _require_fit(rounds: Rounds, state: object) -> None:
     if not isinstance(state, Mapping) or state.get("method") != _METHOD:
         what = state.get("method", "something else") if isinstance(state, Mapping) else state
         raise ConfigError(f"this is no state of an OuterStep, but of {what}")
-    if state.get("format") != _FORMAT:
-        raise ConfigError(
-            f"the state has format {state.get('format')!r}; this version reads {_FORMAT}"
-        )
+    require_format(state, _FORMAT, _METHOD)
     lacking = _KEYS - state.keys()
     if lacking:
         raise ConfigError(f"this is no whole state of an OuterStep: it lacks {sorted(lacking)}")
