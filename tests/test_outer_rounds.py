@@ -359,6 +359,31 @@ def test_ranks_on_the_same_data_are_told() -> None:
         assert all("ranks 0 and 1 have trained on the same first batch" in text for text in texts)
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_the_first_batch_is_that_of_this_attachment(again: bool) -> None:
+    """Though one rank flushes before its first iteration is over."""
+
+    def rank(comm: Communicator) -> None:
+        model = net()
+        outer = OuterStep(model, None, every=2, comm=comm)
+        if again:  # an attachment before, with the same batch on both ranks and no round
+            with outer:
+                model(torch.ones(3, 5))
+                outer.tick()
+                outer.detach()
+        with outer:
+            model(torch.full((3, 5), float(comm.rank * again)))
+            if comm.rank == 0:
+                outer.tick()
+            outer.flush()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run_ranks(2, rank)
+    found = [one for one in caught if one.category is IdenticalDataWarning]
+    assert len(found) == (0 if again else 2)
+
+
 @pytest.mark.parametrize(
     "other",
     [{"every": 3}, {"compression": "int8"}, {"outer": "mean"}, {"fragments": 2}, {"delay": 1}],

@@ -164,7 +164,7 @@ class Reducing(Submitter):
         if getattr(op, "op", op) != dist.ReduceOp.SUM:
             raise TensorError("sparse tensors can be all-reduced by SUM only")
         own = tensor.detach().coalesce()
-        counts = self.comm.allgather(torch.tensor([own._nnz()]))
+        counts = self.comm.allgather(torch.tensor([own._nnz()], device="cpu"))
         most = int(counts.max())
         indices = own.indices().new_zeros((own.sparse_dim(), most))
         indices[:, : own._nnz()] = own.indices()

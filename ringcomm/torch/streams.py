@@ -73,7 +73,7 @@ class NonFiniteFlag:
             return
         self._finite = finite = torch.cat(list(tensors), dim=-1).isfinite().all()
         if finite.is_cuda:
-            self._finite = torch.empty((), dtype=torch.bool, pin_memory=True)
+            self._finite = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True)
             self._finite.copy_(finite, non_blocking=True)
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record(torch.cuda.current_stream(finite.device))

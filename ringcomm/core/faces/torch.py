@@ -142,7 +142,7 @@ def _host_view(torch: Any, tensor: Any, writable: bool) -> View:
         dtype,
         tensor.shape,
         tensor.numel(),
-        lambda shape: torch.empty(shape, dtype=tensor.dtype),
+        lambda shape: torch.empty(shape, dtype=tensor.dtype, device="cpu"),
         finish,
         is_copy=writable and dense is not target,
     )

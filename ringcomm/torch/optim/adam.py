@@ -130,7 +130,8 @@ class OneBitAdam(WireOptimizer):
         state = super()._state_dict(feedback)
         for span in self._spans:
             for place in span.slices:
-                state["state"][place.index]["step"] = torch.tensor(float(self._rule.step_of(span)))
+                step = torch.tensor(float(self._rule.step_of(span)), device="cpu")
+                state["state"][place.index]["step"] = step
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

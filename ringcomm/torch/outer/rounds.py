@@ -164,7 +164,7 @@ class Rounds(Kept):
         number: number of the next round.
         current: the round on its way, if any.
         has_state: whether it has loaded a state, or taken part in a round.
-        data: digest of this rank's first batch, 16 bytes; NOTHING until there was one.
+        data: digest of this rank's first batch, 16 bytes; NOTHING where it is unknown.
         kept: the numbers that a rank takes beside the blocks' states when others give it the
             state; state.py has the checkpoints.
     """

@@ -24,6 +24,7 @@ counts no iterations while optimizers step does.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import inspect
 import logging
@@ -241,6 +242,8 @@ class OuterStep:
         self._require_attached()
         self._require_own_weights("flush()")
         self._require_same_weights()
+        if self._first_batch is not None:
+            self._rounds.data = self._first_batch.digest
         with self._rounds.account.paused():
             self._rounds.flush()
         self._end_warning.unsent = self._rounds.unsent
@@ -378,8 +381,8 @@ class OuterStep:
         return self._rounds.number
 
     def report(self) -> OuterReport:
-        """Returns counts and times of this rank; ``print`` shows them in a line."""
-        report, account = self._rounds.report, self._rounds.account
+        """Returns counts and times of this rank so far; ``print`` shows them in a line."""
+        report, account = copy.deepcopy(self._rounds.report), self._rounds.account
         report.payload_bytes, report.sent_bytes = account.payload, account.sent.total
         report.waited_s = account.waited_s
         report.training_s, report.own_s = account.training_s, account.own_s

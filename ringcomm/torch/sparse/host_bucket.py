@@ -64,7 +64,7 @@ class HostBucket(ParameterBucket):
         self.gradient = self.zeros()
         self.master: Floats = in_lines(self.count)
         seen = first.dtype if self._aliased else torch.float32
-        self._shown = torch.zeros(self.count, dtype=seen)
+        self._shown = torch.zeros(self.count, dtype=seen, device="cpu")
         self.follow(self.written())
 
     def follow(self, written: Sequence[Place]) -> None:
