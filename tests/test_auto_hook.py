@@ -279,6 +279,21 @@ def test_a_checkpoint_goes_on_in_the_same_codec(scripted: Told) -> None:
     run_ranks(2, body)
 
 
+def test_a_refused_state_of_the_policy_leaves_the_residuals(scripted: Told) -> None:
+    def body(comm: Communicator) -> None:
+        model = Net()
+        state = hook(comm, model)
+        reduce(state, model, gradients_of(model, comm.rank, 0))
+        saved = state.state_dict()
+        for one in saved["feedback"]["tensors"].values():
+            one["worker"].fill_(1.0)
+        with pytest.raises(ConfigError, match="no state of compression='auto'"):
+            state.load_state_dict({**saved, "policy": {"codec": "int8"}})
+        assert not any((state.feedback[name].worker == 1).any() for name in state.feedback)
+
+    run_ranks(2, body)
+
+
 def test_it_refuses_what_cannot_work() -> None:
     for settings, text in (
         ({"allow": "int4"}, "give a list of codecs"),

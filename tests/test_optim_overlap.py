@@ -15,7 +15,7 @@ from optim_steps import alike, copies, flat
 from ranks import World, run_ranks
 from torch import nn
 
-from ringcomm import Communicator, ConfigError
+from ringcomm import Communicator, ConfigError, MismatchError
 from ringcomm.torch.optim import SGD
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
@@ -88,6 +88,29 @@ def test_a_second_backward_is_refused() -> None:
         assert went(optimizer) == 4
         with pytest.raises(ConfigError, match=r"under optimizer.no_sync\(\)"):
             loss_of(model, comm.rank, 1).backward()
+
+    models = copies(net(), 2)
+    run_ranks(2, body)
+
+
+def test_a_step_that_ranks_do_not_agree_on_leaves_the_residuals() -> None:
+    """Though its exchanges were over."""
+
+    def body(comm: Communicator) -> None:
+        model = models[comm.rank]
+        optimizer = made(model, comm, "int4", overlap=True)
+        loss_of(model, comm.rank, 0).backward()
+        optimizer.step()
+        before = optimizer.feedback.state_dict(comm)["tensors"]
+        optimizer.zero_grad()
+        optimizer.param_groups[0]["lr"] = 0.1 + comm.rank
+        loss_of(model, comm.rank, 1).backward()
+        with pytest.raises(MismatchError, match=r"\['lr'\] is 0.1 on rank 0"):
+            optimizer.step()
+        after = optimizer.feedback.state_dict(comm)["tensors"]
+        for name, kept in before.items():
+            assert kept["worker"].any()
+            assert torch.equal(kept["worker"], after[name]["worker"])
 
     models = copies(net(), 2)
     run_ranks(2, body)

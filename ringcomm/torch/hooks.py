@@ -23,6 +23,7 @@ which follows from the bucket, the settings and the number of the step.
 """
 
 # No "from __future__ import annotations": DDP compares the hook's annotation with the class itself.
+import copy
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, NoReturn, TypedDict
 
@@ -285,6 +286,8 @@ class HookState:
             _mapping_of(state, key) for key in ("feedback", "policy", "pace")
         )
         self._pace.require_state(pace or {})
+        if policy is not None:
+            copy.deepcopy(self._policy).load_state_dict(policy)  # raises before anything changes
         if residuals is not None:
             if not self.residuals.can_keep:
                 raise ConfigError(

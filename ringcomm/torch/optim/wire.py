@@ -19,6 +19,7 @@ hyperparameters by a digest, and none takes another rank's.
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -27,7 +28,7 @@ import torch
 from ...codecs import CODECS
 from ...communicator import Communicator
 from ...core.calls import naming
-from ...errors import ConfigError, warn_caller
+from ...errors import ConfigError, RingcommError, warn_caller
 from ...feedback import FeedbackStore
 from ..argument_checks import require_whole
 from ..sync.account import Account
@@ -216,7 +217,13 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         begun = None if self._overlap is None else self._overlap.take()
         for span in self._spans:
             self._follow(span)
-        verdict = self._agree(self._max_norm)
+        try:
+            verdict = self._agree(self._max_norm)
+        except RingcommError:  # the step is made on no rank
+            for exchanges in begun or ():
+                with contextlib.suppress(RingcommError):  # it has failed, and changed nothing
+                    exchanges.cancel()
+            raise
         present = iter(verdict.present)
         for span in self._spans:
             span.present = [next(present) for _ in span.slices]
