@@ -157,6 +157,10 @@ class FeedbackStore:
         self._items[name] = made
         return made
 
+    def remove(self, name: str) -> None:
+        """Drops the ErrorFeedback of a name, with its residuals."""
+        del self._items[name]
+
     def __contains__(self, name: object) -> bool:
         return name in self._items
 

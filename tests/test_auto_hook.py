@@ -279,17 +279,32 @@ def test_a_checkpoint_goes_on_in_the_same_codec(scripted: Told) -> None:
     run_ranks(2, body)
 
 
-def test_a_refused_state_of_the_policy_leaves_the_residuals(scripted: Told) -> None:
+def test_a_refused_state_changes_nothing(scripted: Told) -> None:
+    """Neither residuals, where the policy's is refused, nor the other way round; nor whether
+    residuals are kept."""
+
     def body(comm: Communicator) -> None:
         model = Net()
         state = hook(comm, model)
         reduce(state, model, gradients_of(model, comm.rank, 0))
-        saved = state.state_dict()
+        saved, before = state.state_dict(), state._policy.state_dict()
         for one in saved["feedback"]["tensors"].values():
             one["worker"].fill_(1.0)
         with pytest.raises(ConfigError, match="no state of compression='auto'"):
             state.load_state_dict({**saved, "policy": {"codec": "int8"}})
+        saved["policy"]["codec"] = "int8"
+        unknown = {
+            **saved["feedback"],
+            "tensors": {"other": next(iter(saved["feedback"]["tensors"].values()))},
+        }
+        with pytest.raises(ConfigError, match="of another model"):
+            state.load_state_dict({**saved, "feedback": unknown})
+        assert state._policy.state_dict() == before
         assert not any((state.feedback[name].worker == 1).any() for name in state.feedback)
+        gentle = HookState("bf16", comm, model=model, threshold=THRESHOLD)
+        with pytest.raises(ConfigError, match="of another model"):
+            gentle.load_state_dict({"feedback": unknown})
+        assert len(gentle.feedback) == 0
 
     run_ranks(2, body)
 

@@ -13,7 +13,8 @@ from optim_steps import Net  # noqa: E402
 from ranks import run_ranks  # noqa: E402
 
 from ringcomm import Communicator  # noqa: E402
-from ringcomm.torch import OuterStep, sparse  # noqa: E402
+from ringcomm.torch import Options, OuterStep, sparse  # noqa: E402
+from ringcomm.torch.group import RingcommGroup  # noqa: E402
 from ringcomm.torch.optim import Muon, OneBitAdam  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -77,5 +78,15 @@ def test_outer_steps(delay: int) -> None:
                 outer.load_state_dict(outer.state_dict())
                 outer.gather_state_dict()
         assert outer.report().rounds >= 2
+
+    run_ranks(2, body)
+
+
+def test_a_sparse_gradient_of_the_backend() -> None:
+    def body(comm: Communicator) -> None:
+        tensor = torch.eye(3).to_sparse()
+        with torch.device("meta"):
+            RingcommGroup(None, comm, Options()).allreduce([tensor]).wait()
+        assert torch.equal(tensor.to_dense(), 2 * torch.eye(3))
 
     run_ranks(2, body)

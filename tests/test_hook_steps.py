@@ -47,6 +47,8 @@ from ringcomm.codecs import CODECS
 from ringcomm.torch import Auto, HookState, Stale1, allreduce_hook, attach
 from ringcomm.torch import buckets as hook_buckets
 from ringcomm.torch.buckets import GradientBucket
+from ringcomm.torch.codec_policy import FixedCodec
+from ringcomm.torch.exchange import CommExchange
 from ringcomm.torch.sync.pending import Pending, Wire
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
@@ -384,6 +386,38 @@ def test_a_checkpoint_is_not_of_a_step() -> None:
         assert report.wire_bytes == 2 * alone
 
     run_ranks(2, body)
+
+
+class BeginsAtTheSecond(FixedCodec):
+    """A policy of a user's, with a mistake."""
+
+    begun = 0
+
+    def begin(self, step: int, exchange: CommExchange) -> None:
+        self.begun += 1
+        if self.begun == 1:
+            raise ValueError("a mistake")
+
+
+class Scaler:
+    scale = 0.0
+
+    def get_scale(self) -> float:
+        return self.scale
+
+
+def test_a_step_whose_begin_raises_is_begun_again() -> None:
+    with Communicator.create(rank=0, world_size=1) as comm:
+        model, policy, scaler = Net(), BeginsAtTheSecond(CODECS["bf16"]), Scaler()
+        state = HookState(policy, comm, scaler=scaler)
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=r"loss_scale=0\.0"):
+                reduce(state, model, gradients_of(model, 0, 0))
+        scaler.scale = 1.0
+        with pytest.raises(ValueError, match="a mistake"):
+            reduce(state, model, gradients_of(model, 0, 0))
+        reduce(state, model, gradients_of(model, 0, 0))
+        assert policy.begun == 2
 
 
 def test_a_bucket_that_cannot_be_sent_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,6 +218,20 @@ def test_states_that_do_not_fit() -> None:
         run_ranks(2, swapped)
 
 
+def test_all_ranks_may_load_what_rank_0_has_saved() -> None:
+    """Its residuals start from zero on the others, on which they have the same names."""
+    state = run_ranks(2, lambda comm: trained(comm, 2, gradients="int4")[1].state_dict())[0]
+
+    def load(comm: Communicator) -> None:
+        optimizer = trained(comm, 0)[1]
+        optimizer.load_state_dict(state)
+        go_on(optimizer.param_groups[0]["params"], optimizer, comm.rank, 2, 1)
+        optimizer.gather_state_dict()
+
+    with pytest.warns(UserWarning, match="starts from zero"):
+        run_ranks(2, load)
+
+
 def test_residuals_begin_at_zero_where_a_state_has_none() -> None:
     state = run_ranks(1, lambda comm: trained(comm, 1)[1].gather_state_dict())[0]
 

@@ -93,7 +93,8 @@ def test_a_second_backward_is_refused() -> None:
     run_ranks(2, body)
 
 
-def test_a_step_that_ranks_do_not_agree_on_leaves_the_residuals() -> None:
+@pytest.mark.parametrize("why", ["other rates", "other size"])
+def test_a_step_that_is_not_made_leaves_the_residuals(why: str) -> None:
     """Though its exchanges were over."""
 
     def body(comm: Communicator) -> None:
@@ -103,9 +104,14 @@ def test_a_step_that_ranks_do_not_agree_on_leaves_the_residuals() -> None:
         optimizer.step()
         before = optimizer.feedback.state_dict(comm)["tensors"]
         optimizer.zero_grad()
-        optimizer.param_groups[0]["lr"] = 0.1 + comm.rank
         loss_of(model, comm.rank, 1).backward()
-        with pytest.raises(MismatchError, match=r"\['lr'\] is 0.1 on rank 0"):
+        if why == "other rates":
+            optimizer.param_groups[0]["lr"] = 0.1 + comm.rank
+            told: Any = pytest.raises(MismatchError, match=r"\['lr'\] is 0.1 on rank 0")
+        else:
+            model.double()
+            told = pytest.raises(ConfigError, match="when the optimizer began to use it")
+        with told:
             optimizer.step()
         after = optimizer.feedback.state_dict(comm)["tensors"]
         for name, kept in before.items():

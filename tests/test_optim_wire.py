@@ -14,7 +14,7 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 import torch
-from optim_steps import Net, alike, flat, go_on, mean_gradients, set_gradients, sgd
+from optim_steps import THRESHOLD, Net, alike, flat, go_on, mean_gradients, set_gradients, sgd
 from ranks import World, run_ranks
 from torch import nn
 
@@ -22,9 +22,11 @@ from ringcomm import Communicator, ConfigError
 from ringcomm.torch.optim import (
     SGD,
     Lion,
+    OneBitAdam,
     OneBitLamb,
     ZeroOneAdam,
 )
+from ringcomm.torch.sync.agreement import agree
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -54,6 +56,60 @@ def test_a_bad_gradient_of_one_rank_leaves_the_step_out_on_all(codec: str, bad: 
     for disturbed, other, skipped, steps in got:
         assert (skipped, steps) == (1, 4)
         assert alike([disturbed, other, got[0][0]])
+
+
+def test_a_mean_that_overflows_leaves_out_its_span() -> None:
+    def body(comm: Communicator) -> None:
+        model = Net()
+        optimizer = sgd(model, comm, "fp16")
+        go_on(model, optimizer, comm, range(1))  # whose first step is sent at bf16
+        set_gradients(model, 0, 1)
+        model.head.grad.fill_(1e6)  # type: ignore[union-attr]
+        before = flat(model)
+        optimizer.step()
+        changed = flat(model) != before
+        assert changed.any()
+        assert not changed.all()
+        assert (optimizer.steps, optimizer.skipped) == (2, 1)
+
+    with pytest.warns(UserWarning, match="not finite: its span is left out of the step"):
+        run_ranks(2, body)
+
+
+def test_a_step_without_any_gradient_is_none() -> None:
+    """It changes nothing, and does not count in the bias of the moments."""
+
+    def body(comm: Communicator, empty: int) -> torch.Tensor:
+        model = Net()
+        optimizer = OneBitAdam(model.parameters(), comm=comm, threshold=THRESHOLD)
+        for step in range(3):
+            for _ in range(empty):
+                optimizer.zero_grad()
+                optimizer.step()
+            set_gradients(model, comm.rank, step)
+            optimizer.step()
+        assert optimizer.steps == 3
+        return flat(model)
+
+    found = [run_ranks(2, lambda comm, empty=empty: body(comm, empty))[0] for empty in (0, 2)]
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("ranks", [2, 91, 500, 1000])
+def test_large_worlds_agree(ranks: int) -> None:
+    """Though the squares of sums have more than 53 bits."""
+
+    class World:
+        world_size = ranks
+
+        def allreduce(self, message: torch.Tensor, op: str) -> torch.Tensor:
+            return message.mul_(ranks)
+
+    for step in range(300):
+        about = {"steps": step}
+        same: Any = World()
+        verdict = agree(same, [None], loss_scale=1.0, found_inf=False, max_norm=None, alike=about)
+        assert verdict.finite
 
 
 def test_a_bad_gradient_is_told_once() -> None:

@@ -4,7 +4,9 @@ weights and a state that are finite."""
 from __future__ import annotations
 
 import importlib.util
+import logging
 import math
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -155,7 +157,9 @@ def test_deltas_count_as_those_of_a_run_that_makes_no_such_step() -> None:
 
 
 @pytest.mark.parametrize("way", [{}, {"fragments": 2, "delay": 1}], ids=str)
-def test_a_state_that_is_spoilt_all_the_same_begins_anew(way: dict[str, Any]) -> None:
+def test_a_state_that_is_spoilt_all_the_same_begins_anew(
+    way: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     """By an optimizer whose step overflows though all gradients are finite."""
 
     class Overflowing(torch.optim.AdamW):
@@ -183,6 +187,7 @@ def test_a_state_that_is_spoilt_all_the_same_begins_anew(way: dict[str, Any]) ->
         assert all_finite(optimizer)
         return weights(model), outer.report().dropped
 
+    caplog.set_level(logging.WARNING, "ringcomm")
     with warnings.catch_warnings(record=True) as caught, World(2) as world:
         warnings.simplefilter("always")
         (here, healthy), (there, dropped) = world.run(rank)
@@ -191,6 +196,11 @@ def test_a_state_that_is_spoilt_all_the_same_begins_anew(way: dict[str, Any]) ->
     assert (healthy, dropped) == (0, 1)
     texts = [text for text in told(caught) if "went on from the anchor" in text]
     assert len(texts) == 1
+    number = re.search(r"did not count in (round \d+),", texts[0])
+    assert number is not None
+    logged = [text for text in caplog.messages if "without the deltas of ranks [1]" in text]
+    assert len(logged) == 2
+    assert all(number[1] in text for text in logged)
     assert "state of 4 parameters was not finite either" in texts[0]
     assert "the weights of rank 1" in texts[0]
 

@@ -9,7 +9,7 @@ import pytest
 from ranks import run_ranks
 from tensors import stored
 
-from ringcomm import Communicator, ConfigError
+from ringcomm import Communicator, ConfigError, MismatchError
 
 torch = pytest.importorskip("torch")
 
@@ -52,6 +52,59 @@ def test_a_restart_in_another_world_loses_nothing() -> None:
             return left(optimizer)
 
     torch.testing.assert_close(run_ranks(2, load)[0], before)
+
+
+def left_of(state: Any) -> Any:
+    """Residuals in a rank's own state."""
+    return torch.cat([one["exchange"]["worker"] for one in state["ringcomm"]["buckets"]])
+
+
+def test_a_step_that_ranks_do_not_agree_on_changes_nothing() -> None:
+    """The next one, with values that are alike, is made."""
+
+    def run(comm: Communicator) -> Any:
+        model = model_of(1)
+        with SGD(model.parameters(), lr=0.05, density=0.1, comm=comm) as optimizer:
+            loss_of(model, comm.rank, 0).backward()
+            optimizer.step()
+            before, held = optimizer.state_dict(), weights(model)
+            optimizer.param_groups[0]["lr"] = 0.05 + comm.rank
+            optimizer.zero_grad()
+            loss_of(model, comm.rank, 1).backward()
+            with pytest.raises(MismatchError, match=r"\['lr'\] is 0.05 on rank 0"):
+                optimizer.step()
+            assert torch.equal(weights(model), held)
+            after = optimizer.state_dict()
+            for one, other in zip(
+                *(s["ringcomm"]["buckets"] for s in (before, after)), strict=True
+            ):
+                assert one["exchange"]["worker"].any()
+                assert torch.equal(one["exchange"]["worker"], other["exchange"]["worker"])
+            optimizer.param_groups[0]["lr"] = 0.05
+            optimizer.zero_grad()
+            loss_of(model, comm.rank, 2).backward()
+            optimizer.step()
+            return weights(model)
+
+    assert torch.equal(*run_ranks(2, run))
+
+
+def test_a_refused_load_changes_nothing() -> None:
+    def run(comm: Communicator) -> None:
+        model = model_of(1)
+        with SGD(model.parameters(), lr=0.05, density=0.1, comm=comm) as optimizer:
+            loss_of(model, comm.rank, 0).backward()
+            optimizer.step()
+            before = optimizer.state_dict()
+            other = stored(before)
+            for bucket in other["ringcomm"]["buckets"]:
+                bucket["exchange"]["worker"].fill_(1.0)
+            other["param_groups"] = other["param_groups"] * 2
+            with pytest.raises(ValueError, match="different number of parameter groups"):
+                optimizer.load_state_dict(other)
+            assert torch.equal(left_of(before), left_of(optimizer.state_dict()))
+
+    run_ranks(2, run)
 
 
 def test_weights_in_other_memory_are_trained_on_after_a_load() -> None:

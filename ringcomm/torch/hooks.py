@@ -23,7 +23,6 @@ which follows from the bucket, the settings and the number of the step.
 """
 
 # No "from __future__ import annotations": DDP compares the hook's annotation with the class itself.
-import copy
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, NoReturn, TypedDict
 
@@ -286,22 +285,27 @@ class HookState:
             _mapping_of(state, key) for key in ("feedback", "policy", "pace")
         )
         self._pace.require_state(pace or {})
-        if policy is not None:
-            copy.deepcopy(self._policy).load_state_dict(policy)  # raises before anything changes
-        if residuals is not None:
-            if not self.residuals.can_keep:
-                raise ConfigError(
-                    "the state holds residuals, and this hook can keep none; give HookState(..., "
-                    "model=model) without feedback=False, or load {} to drop them"
-                )
-            self.residuals.commit_or_undo()
-            self.residuals.reserve()
-            own = self.transport.divided(residuals)
-            self.residuals.load(own, self.comm, strict)
+        before = self._policy.state_dict()
         if policy is not None:
             self._policy.load_state_dict(policy)
+        if residuals is not None:
+            try:
+                self._load_residuals(residuals, strict)
+            except Exception:
+                if policy is not None:
+                    self._policy.load_state_dict(before)
+                raise
         self._pace.restore(pace or {})
         self.steps = steps
+
+    def _load_residuals(self, saved: Mapping[str, Any], strict: bool) -> None:
+        if not self.residuals.can_keep:
+            raise ConfigError(
+                "the state holds residuals, and this hook can keep none; give HookState(..., "
+                "model=model) without feedback=False, or load {} to drop them"
+            )
+        self.residuals.commit_or_undo()
+        self.residuals.load(self.transport.divided(saved), self.comm, strict)
 
     def flush(self) -> bool:
         """Applies the late gradient of pace="stale1": waits for the gradient in flight and writes
@@ -333,9 +337,9 @@ class HookState:
             failed.complete()
         else:
             known = gradients.buffer.dtype in COMPRESSIBLE
-            codec = self._policy.codec(self.steps) if known else CODECS["none"]
-            self._policy.look(gradients, self.loss_scale)
             try:
+                codec = self._policy.codec(self.steps) if known else CODECS["none"]
+                self._policy.look(gradients, self.loss_scale)
                 if profiling.is_on():
                     future = profiling.bucket_range(
                         self.account,
@@ -371,9 +375,9 @@ class HookState:
         finite = self.residuals.take_verdict()
         for report in self.account.unreported_steps():
             self._policy.note(report, finite)
-        self._running = True
         self._follow_scaler()
         comm = self.comm
+        self._running = True
         try:
             self._require_alike(comm)
         except RingcommError as error:  # raised by this step's Futures
@@ -382,8 +386,10 @@ class HookState:
         try:
             with naming("the agreement of HookState('auto')"):
                 self._policy.begin(self.steps, self.transport.exchange)
-        except RingcommError as error:
-            self.transport.error = self.error or error
+        except BaseException as error:  # backward ends here
+            self._running = False
+            if isinstance(error, RingcommError):
+                self.transport.error = self.error or error
             raise
         self.account.use(self.steps, self._policy.codec(self.steps).name)
         self._watch_adam()

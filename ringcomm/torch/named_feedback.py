@@ -41,7 +41,7 @@ class NamedFeedback:
         self,
         feedback: FeedbackStore | bool | None,
         threshold: int,
-        kept_of: Callable[[torch.Tensor], int] = torch.Tensor.numel,
+        kept_of: Callable[[torch.Tensor], int],
     ) -> None:
         self.store = feedback if isinstance(feedback, FeedbackStore) else FeedbackStore()
         self.wanted = None if feedback is None else feedback is not False
@@ -118,16 +118,26 @@ class NamedFeedback:
         """Restores a store's state. Parameters that it lacks, trained only since, start from zero.
         Raises ConfigError as the store does, and if strict for names that are unknown here: their
         residuals would be lost."""
-        tensors = state.get("tensors")
+        before = set(self.store)
+        self.reserve()
+        try:
+            if strict:
+                self._require_known(state.get("tensors"))
+            self.store.load_state_dict(state, comm, strict=False)
+        except Exception:
+            for name in set(self.store) - before:
+                self.store.remove(name)
+            raise
+
+    def _require_known(self, tensors: object) -> None:
         unknown = sorted(set(tensors) - set(self.store)) if isinstance(tensors, Mapping) else []
-        if strict and unknown:
+        if unknown:
             more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
             raise ConfigError(
                 "the state is of another model, or of one of which more is trained: it has "
                 f"{', '.join(map(repr, unknown[:3]))}{more}, unknown here; "
                 "load_state_dict(..., strict=False) leaves out what that has"
             )
-        self.store.load_state_dict(state, comm, strict=False)
 
     def reserve(self) -> None:
         """Makes an ErrorFeedback for each large parameter."""

@@ -176,6 +176,7 @@ class Reducing(Submitter):
             torch.cat([all_indices[r][:, :k] for r, k in enumerate(used)], dim=1),
             torch.cat([all_values[r][:k] for r, k in enumerate(used)]),
             own.shape,
+            device=own.device,
         ).coalesce()
         with torch.no_grad():
             tensor.copy_(total)

@@ -27,7 +27,7 @@ from ...codecs import Compression, parse
 from ...communicator import Communicator
 from ...core.calls import naming
 from ...core.work import Work
-from ...exact import is_exact, is_own, place_of
+from ...exact import place_of
 from ...feedback import FeedbackStore
 from ..argument_checks import require, takes
 from ..sync.bucket import all_finite
@@ -159,8 +159,7 @@ class Muon(ExchangingOptimizer[Owned, Any]):
     def state_dict(self) -> dict[str, Any]:
         """State of this rank: its matrices' momentum, and its residuals. Nothing is sent. If each
         rank saves and loads its own, in a world of the same size, training continues to the bit."""
-        feedback = self.feedback.state_dict(self._comm)
-        return self._state(exact=dict(place_of(self._comm)), feedback=feedback)
+        return self._state(feedback=self.feedback.state_dict(self._comm))
 
     @naming("gather_state_dict() of Muon")
     def gather_state_dict(self) -> dict[str, Any]:
@@ -178,9 +177,10 @@ class Muon(ExchangingOptimizer[Owned, Any]):
         Raises ConfigError as WireOptimizer's does. (Another rank's own lacks this rank's momentum.)
         """
         own, feedback = saved.require_method(state_dict, "Muon"), FeedbackStore()
-        is_taken = not is_exact(own) or is_own(own, place_of(self._comm), "Muon")
-        if is_taken and is_exact(own):
-            feedback.load_state_dict(own["feedback"], self._comm, strict=False)
+        residuals, is_taken = own.get("feedback"), True  # a gathered state has none
+        if residuals is not None:
+            feedback.load_state_dict(residuals, self._comm, strict=False)
+            is_taken = dict(residuals["exact"]) == dict(place_of(self._comm))
         every = [saved.held_by(one, self._indexed()) for one in own["layout"]]
         found = [Owned(held, self._comm, self._codec, feedback) for held in every]
         for owned in found if is_taken else ():

@@ -26,7 +26,8 @@ class Owned(ParameterBucket):
 
     Args:
         held: the matrices, of one dtype and device.
-        codec: of the gradients; where it needs no feedback, it delivers residuals of a state.
+        codec: of the gradients. One that needs no feedback sends a state's residuals along, and
+            int8 and fp8 keep them from then on.
         store: keeps the residuals, of all rows.
 
     Attributes:

@@ -105,9 +105,17 @@ class SpanExchanges:
         self._end()
 
     def cancel(self) -> None:
-        """Waits for the means, and drops them."""
-        self.wait()
-        self.drop()
+        """Waits for the means, and drops them. Raises the first error, after that."""
+        failed: RingcommError | None = None
+        for one in self._pending.values():
+            try:
+                one.wait()
+                one.undo()
+            except RingcommError as error:  # its residuals have not changed
+                failed = failed or error
+        self._end()
+        if failed is not None:
+            raise failed
 
     def _end(self) -> None:
         self._pending.clear()
@@ -158,7 +166,9 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
     may differ between ranks, as gradients are unscaled before they are sent.
 
     Attributes:
-        skipped: number of steps that were not made, as a gradient was not finite.
+        steps: number of steps made; one in which no rank has a gradient is not.
+        skipped: number of steps, and of spans of a step, that were left out, as a gradient or a
+            mean was not finite.
         feedback: the residuals, by exchange and span.
     """
 
@@ -215,30 +225,32 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
                 "optimizer with overlap=False"
             )
         begun = None if self._overlap is None else self._overlap.take()
-        for span in self._spans:
-            self._follow(span)
         try:
+            for span in self._spans:
+                self._follow(span)
             verdict = self._agree(self._max_norm)
         except RingcommError:  # the step is made on no rank
             for exchanges in begun or ():
-                with contextlib.suppress(RingcommError):  # it has failed, and changed nothing
+                with contextlib.suppress(RingcommError):
                     exchanges.cancel()
             raise
         present = iter(verdict.present)
         for span in self._spans:
             span.present = [next(present) for _ in span.slices]
-        if not verdict.finite:
+        changes_any = any(self._takes_part(span, self.steps + 1) for span in self._spans)
+        if verdict.finite and changes_any:
+            self.steps += 1
+            self._finish(self._launched(verdict.factor) if begun is None else begun)
+            ended = self._rule.finish(self._spans)
+            for name in self.feedback:
+                if name.partition("/")[0] in ended:
+                    self.feedback[name].rescale(0.0)
+        else:
             for exchanges in begun or ():
                 self._wait_for(exchanges)
                 exchanges.drop()
-            return
-        self.steps += 1
-        self._finish(self._launched(verdict.factor) if begun is None else begun)
-        ended = self._rule.finish(self._spans)
-        for name in self.feedback:
-            if name.partition("/")[0] in ended:
-                self.feedback[name].rescale(0.0)
-        self._require_active(verdict.has_any)
+        if verdict.finite:
+            self._require_active(verdict.has_any)
 
     def _launched(self, factor: float) -> Iterator[SpanExchanges]:
         """Launches the exchanges of all spans, and yields them in order; a few are in flight."""
@@ -276,7 +288,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
             if not self._takes_part(exchanges.span, exchanges.span.step):  # begun before agreeing
                 exchanges.drop()
             elif not exchanges.apply():
-                self._skip("the step is left out")
+                self._skip("its span is left out of the step")
 
     def _wait_for(self, exchanges: SpanExchanges) -> None:
         with self.account.stall():

@@ -5,7 +5,7 @@ by itself, as ranks train apart. If steps were counted, ranks would disagree on 
 iterations. So:
 
     optimizers             an iteration is over when each of them has stepped once more
-    optimizers and scaler  when scaler.update() has been called: even if it skipped the steps
+    scaler                 when scaler.update() has been called: even if it skipped the steps
     neither                when outer.tick() is called
 
 If ranks skip steps and the scaler was not given, their rounds still come about: each rank enters a
@@ -183,8 +183,8 @@ class Guard:
             )
         warn_caller(
             f"OuterStep: the weights of rank {self._rounds.rank} were not finite after iteration "
-            f"{self._rounds.iteration}: they did not count in round {self._rounds.number}, and it "
-            f"went on from the anchor{also}"
+            f"{self._rounds.iteration}: they did not count in round {self._rounds.number - 1}, and "
+            f"it went on from the anchor{also}"
         )
 
     def _mend(self) -> int:

@@ -258,12 +258,14 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         exact = next((one["exchange"] for one in layout if is_exact(one["exchange"])), None)
         is_others = exact is not None and not is_own(exact, place_of(self._comm), self._method)
         buckets = self._laid_out_as(layout)
-        for one, bucket in zip(layout, buckets, strict=True):
-            if is_others:
-                bucket.exchange = self._exchange(self.comm, bucket.count)
-            elif is_exact(one["exchange"]) or one["exchange"]["count"] == bucket.count:
-                bucket.exchange.load_state_dict(one["exchange"])
+        exchanges = [self._exchange(self.comm, bucket.count) for bucket in buckets]
+        for one, bucket, exchange in zip(layout, buckets, exchanges, strict=True):
+            is_whole = is_exact(one["exchange"]) or one["exchange"]["count"] == bucket.count
+            if is_whole and not is_others:
+                exchange.load_state_dict(one["exchange"])
         self._load_common(state_dict, own)
+        for bucket, exchange in zip(buckets, exchanges, strict=True):
+            bucket.exchange = exchange
         if buckets is not self._spans:
             self._spans = buckets
             if self._overlap is not None:

@@ -13,6 +13,7 @@ touches the model's weights: it leaves the new weights in the entries, for the c
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from typing import Any
 
 from ...core.chunks import Entries
 from ...core.work import Work
-from ...errors import ConfigError
+from ...errors import ConfigError, MismatchError, RingcommError
 from ...sparse import SparseRound
 from ..sync.agreement import fingerprint, require_equal
 from ..worker import Worker
@@ -79,7 +80,7 @@ class Pipeline:
 
     def finish(self) -> Future[None]:
         """Returns a Future that completes when all rounds added so far are over; with the first
-        error of any."""
+        error of any. A MismatchError drops them, any other error is that of later calls, too."""
         return self._worker.submit(self._finish)
 
     def close(self) -> None:
@@ -101,14 +102,29 @@ class Pipeline:
 
     def _finish(self) -> None:
         while self._error is None and self._in_flight:
-            self._finish_first()
-        if self._error is not None:
-            raise self._error
+            try:
+                self._finish_first()
+            except MismatchError as error:
+                self._error = error
+        error = self._error
+        if isinstance(error, MismatchError):  # nothing has been applied: the next step may be made
+            self._drop_all()
+            self._error = None
+        if error is not None:
+            raise error
+
+    def _drop_all(self) -> None:
+        """Drops the rounds in flight, whose residuals are then as before."""
+        while self._in_flight:
+            one = self._in_flight.popleft()
+            with contextlib.suppress(RingcommError):
+                one.sent.wait()
+                one.sent.undo()
 
     def _finish_first(self) -> None:
-        one = self._in_flight.popleft()
+        one = self._in_flight[0]
         if one.alike is not None:
             require_equal(one.bucket.exchange.comm, one.fingerprints.wait(), one.alike)
-        one.entries = one.sent.wait()
+        one.entries = self._in_flight.popleft().sent.wait()
         if not one.entries.poisoned:
             self._apply(one)

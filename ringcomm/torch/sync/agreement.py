@@ -5,7 +5,8 @@ A step is agreed on by a message of a few bytes, summed over all ranks:
     not finite | sum of squares | d | d * d | one for each parameter that has a gradient here
 
 d is a digest of the values that must be alike: the number of the step, and the hyperparameters.
-They are if the mean of d squared is the square of its mean; d is so small that sums are exact.
+They are if the mean of d squared is the square of its mean. d is below 2^20, so the sums are exact;
+their products are compared as integers.
 
 A rank whose gradients are not finite sends no sum of squares. A GradScaler's verdict travels in the
 same message, so that no rank skips a step alone.
@@ -74,7 +75,7 @@ def agree(
     message = torch.tensor(numbers, dtype=torch.float64, device="cpu")
     bad, squares, digest, square, *present = comm.allreduce(message, "sum").tolist()
     ranks = comm.world_size
-    if digest**2 != ranks * square:
+    if int(digest) ** 2 != ranks * int(square):
         raise difference(comm, alike)
     norm = math.sqrt(squares / ranks)
     clip = 1.0 if max_norm is None else min(1.0, max_norm / (norm + 1e-6))
