@@ -126,7 +126,7 @@ def test_one_rank_decides_by_what_all_have_measured(scripted: Told) -> None:
     for seen in ranks:
         assert seen.steps == FIRST
         assert seen.wire_bytes > 0
-        assert 0 < seen.hide_s < seen.compute_s
+        assert 0 < seen.hide_s <= seen.compute_s  # the first step begins with its first bucket
         assert seen.busy_s > 0
     assert [bucket.large for bucket in load] == [48 * 31 + 4 * 4, 16 * 8 * 9 + 4800]
     assert sum(bucket.small for bucket in load) == 48 + 5000 + 1

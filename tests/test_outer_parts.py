@@ -215,7 +215,7 @@ def test_a_block_of_16_bits_has_an_anchor_of_32() -> None:
     block = block_of([("w", tensor)])
     block.anchor += 1e-4  # less than bfloat16 holds
     block.scatter(block.anchor)
-    assert not block.delta(block.local())[0].any()  # rounding is no training
+    assert not block.delta(block.local(), block.empty())[0].any()  # rounding is no training
     assert block.dtype == torch.float32
     assert block_of([("w", torch.zeros(1, dtype=torch.float64))]).dtype == torch.float64
 
@@ -223,11 +223,11 @@ def test_a_block_of_16_bits_has_an_anchor_of_32() -> None:
 def test_a_block_where_values_are_infinite_and_equal() -> None:
     tensor = torch.tensor([-math.inf, 1.0, math.inf])
     block = block_of([("mask", tensor)])
-    delta, is_finite = block.delta(block.local())
+    delta, is_finite = block.delta(block.local(), block.empty())
     assert is_finite
     assert torch.equal(delta, torch.zeros(3))
     tensor[1] = math.nan
-    delta, is_finite = block.delta(block.local())
+    delta, is_finite = block.delta(block.local(), block.empty())
     assert not is_finite
     assert not torch.isfinite(delta).all()
 
@@ -302,7 +302,9 @@ def header(**given: Any) -> Header:
 
 
 def test_headers() -> None:
-    same = Headers([header(data=b"a" * 16), header(), header(data=b"a" * 16, counts=False)])
+    same = Headers(
+        [header(first_batch=b"a" * 16), header(), header(first_batch=b"a" * 16, counts=False)]
+    )
     assert same.same_data() == (0, 2)
     assert (same.counting, same.ends_flush) == (2, False)
     ends = Headers([header(is_ending=True, has_unsent=False)] * 2)

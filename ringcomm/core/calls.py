@@ -77,18 +77,18 @@ def is_number(value: object) -> bool:
     return isinstance(value, _NUMBERS) and value == value and type(value) is not bool
 
 
-USERS_TAGS = 2**31
-"""First tag of the sends and receives that make up a collective; users' tags are below."""
+FIRST_INNER_TAG = 2**31
+"""First tag of sends and receives that make up a collective; users' tags are below."""
 
 
 def is_message(collective: int, tag: int) -> bool:
     """True if a call is a send or receive of the user's."""
-    return collective in _MESSAGES and tag < USERS_TAGS
+    return collective in _MESSAGES and tag < FIRST_INNER_TAG
 
 
 def check_tag(tag: object) -> int:
     """Returns a caller's tag of a send or receive. Raises ConfigError."""
-    if not is_integer(tag) or not 0 <= tag < USERS_TAGS:
+    if not is_integer(tag) or not 0 <= tag < FIRST_INNER_TAG:
         raise ConfigError(f"tag={tag!r}: give an integer from 0 to 2^31 - 1")
     return int(tag)
 
@@ -215,7 +215,7 @@ class Prepared:
         codec: its Codec.
     """
 
-    __slots__ = ("_collective", "_dtype", "_made_by", "call", "codec")
+    __slots__ = ("_collective", "_dtype", "_residual_op", "call", "codec")
 
     def __init__(
         self,
@@ -251,7 +251,7 @@ class Prepared:
         }
         self.call = ffi.new(_CALL, fields)
         self._collective, self._dtype = _COLLECTIVES[collective], dtype
-        self._made_by = "gather" if collective == lib.RC_ALLGATHER else op
+        self._residual_op = "gather" if collective == lib.RC_ALLGATHER else op
 
     def name(self, count: int) -> str:
         """Returns the name, for messages, of a call of count elements."""
@@ -274,9 +274,9 @@ class Prepared:
     def require_feedback(self, feedback: object) -> None:
         """Raises ConfigError for a feedback that calls of this kind do not take."""
         require_feedback(self.codec, feedback)
-        if isinstance(feedback, Residuals) and self._made_by not in ("gather", "sum", "avg"):
+        if isinstance(feedback, Residuals) and self._residual_op not in ("gather", "sum", "avg"):
             raise ConfigError(
-                f"op={self._made_by!r} does not go with feedback, which takes sum and avg"
+                f"op={self._residual_op!r} does not go with feedback, which takes sum and avg"
             )
 
     def lend(self, feedback: object, call: Any, count: int) -> None:
@@ -284,4 +284,4 @@ class Prepared:
         ``Residuals.require_fit``."""
         if isinstance(feedback, Residuals) and self._dtype is not None:
             name = self.name(call.count)
-            call.feedback = feedback.require_fit(name, self._dtype, count, self._made_by)
+            call.feedback = feedback.require_fit(name, self._dtype, count, self._residual_op)

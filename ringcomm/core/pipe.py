@@ -96,8 +96,8 @@ class DeviceWork(Work):
 
     def landed(self) -> None:
         """Releases the tensors and runs the callback of on_done: the result is on the GPU. Called
-        by the pipe's thread, as ``over`` is."""
-        self.over()  # callbacks that were registered after over() was called
+        by the pipe's thread, as ``run_callbacks`` is."""
+        self.run_callbacks()  # callbacks that were registered after run_callbacks() was called
         self._finish(self._poll(0))
         callback, self._on_done = self._on_done, None
         if callback is not None:
@@ -200,7 +200,7 @@ class Pipe:
             number = address_of(out[0])
             work = self._works.pop(number) if landed[0] else self._works[number]
         lib.rc_flight_free(out[0])
-        return work.landed if landed[0] else work.over
+        return work.landed if landed[0] else work.run_callbacks
 
 
 def _one_stream(work: DeviceWork) -> int:

@@ -241,7 +241,7 @@ class Work:
         with self._lock:
             first, have_run = self._callbacks is None, self._callbacks == ()
             if first:  # raises if no thread can start; the next callback tries again
-                self._comm.engine.watch(self.slot, self._run_callbacks)
+                self._comm.engine.watch(self.slot, self._end)
             if not have_run:
                 self._callbacks = (*(self._callbacks or ()), callback)
         if have_run:
@@ -251,14 +251,14 @@ class Work:
 
     def notify(self, callback: Callable[[Work], None]) -> None:
         """Registers the callback of a call that is about to be submitted with notify."""
-        self._comm.engine.watch(self.slot, self._run_callbacks)
+        self._comm.engine.watch(self.slot, self._end)
         self._callbacks = (callback,)
 
-    def _run_callbacks(self) -> None:
+    def _end(self) -> None:
         self.done()
-        self.over()
+        self.run_callbacks()
 
-    def over(self) -> None:
+    def run_callbacks(self) -> None:
         """Runs the callbacks of call_back(): the collective is over."""
         with self._lock:
             callbacks, self._callbacks = self._callbacks or (), ()

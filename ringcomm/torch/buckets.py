@@ -75,7 +75,7 @@ class Part:
     """A stretch of a bucket with an all-reduce of its own.
 
     Attributes:
-        wire: what it travels by; of small tensors with bf16 instead of a quantising codec.
+        wire: how it travels; small tensors take bf16 in place of a quantising codec.
     """
 
     tensor: torch.Tensor
@@ -106,17 +106,17 @@ class Parts:
         large, end = [], 0
         for one in bucket.slices:
             if residuals.is_large(one.tensor):
-                self._leave(end, one.start)
+                self._add_small(end, one.start)
                 wire = Wire(codec, residuals.feedback_of(one.tensor))
                 large.append(Part(self._buffer[one.start : one.end], wire))
                 end = one.end
-        self._leave(end, self._buffer.numel())
+        self._add_small(end, self._buffer.numel())
         if not self._small:
             return large
         self._rest = torch.cat(self._small) if len(self._small) > 1 else self._small[0]
         return [*large, Part(self._rest, Wire(CODECS["bf16"] if codec.quantises else codec))]
 
-    def _leave(self, start: int, stop: int) -> None:
+    def _add_small(self, start: int, stop: int) -> None:
         if start < stop:
             self._small.append(self._buffer[start:stop])
 

@@ -164,8 +164,7 @@ class HookState:
 
     @property
     def error(self) -> RingcommError | None:
-        """The first failure of a collective, None so far. DDP turns exceptions of Futures into
-        RuntimeError; this one keeps its class."""
+        """First failure of a collective; None so far."""
         return self.transport.error
 
     # ---- codec and feedback ----
@@ -391,7 +390,7 @@ class HookState:
             if isinstance(error, RingcommError):
                 self.transport.error = self.error or error
             raise
-        self.account.use(self.steps, self._policy.codec(self.steps).name)
+        self.account.note_codec(self.steps, self._policy.codec(self.steps).name)
         self._watch_adam()
 
     def _require_alike(self, comm: Communicator) -> None:

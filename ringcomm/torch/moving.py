@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..core.calls import USERS_TAGS
+from ..core.calls import FIRST_INNER_TAG
 from ..core.native import lib
 from .submit import Call, Submitter, Tensors, moving_call, one, root_of
 from .tensors import KNOWN, copy, joined, moved, packed, require_alike, unpack
@@ -169,8 +169,8 @@ class Moving(Submitter):
         calls = []
         for distance in range(1, n):
             to, source = (rank + distance) % n, (rank - distance) % n
-            calls.append(moving_call(lib.RC_SEND, inputs[to], None, to, USERS_TAGS))
-            calls.append(moving_call(lib.RC_RECV, None, outputs[source], source, USERS_TAGS))
+            calls.append(moving_call(lib.RC_SEND, inputs[to], None, to, FIRST_INNER_TAG))
+            calls.append(moving_call(lib.RC_RECV, None, outputs[source], source, FIRST_INNER_TAG))
         if outputs[rank].numel() != inputs[rank].numel():
             raise ValueError("all_to_all: the piece that stays here has two sizes")
         copy(outputs[rank], inputs[rank])

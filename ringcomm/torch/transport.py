@@ -27,13 +27,13 @@ from ..core.calls import naming
 from ..core.work import Work, when_all_over
 from ..errors import RingcommError
 from ..exact import Place, place_of
-from .buckets import GradientBucket, Part, Parts
+from .buckets import GradientBucket, Parts
 from .exchange import CommExchange
 from .group import default_comm
 from .named_feedback import NamedFeedback
 from .streams import NonFiniteFlag, future_on, on_stream
 from .sync.account import Account
-from .sync.pending import Pending
+from .sync.pending import Pending, Wire
 
 _EXCHANGE = "the exchange of gradients of HookState"
 GradientFuture = torch.futures.Future[torch.Tensor]
@@ -103,16 +103,15 @@ class BucketInFlight:
         self._last, self._began = bucket.last, time.perf_counter()
         self._over = future_on([self._buffer.device])
 
-    def start(self, comm: Communicator, tensor: torch.Tensor, part: Part) -> None:
-        """Starts the mean of a tensor, by the wire of a part."""
-        pending = part.wire.submit(comm, tensor)
+    def start(self, comm: Communicator, tensor: torch.Tensor, wire: Wire) -> None:
+        """Starts the mean of a tensor."""
+        pending = wire.submit(comm, tensor)
         self._transport.residuals.add(pending)
         self._pending.append(pending)
 
     def future(self) -> GradientFuture:
-        """Counts the bucket as submitted, and returns the Future of its gradients, or of the
-        transport's error. Called once, when all that can fail has been started: until it is
-        completed nothing frees the bucket, and its step is open."""
+        """Counts the bucket as in flight until ``complete``, and returns the Future of its
+        gradients, or of the transport's error. Call it once, after all that can raise."""
         account, nbytes = self._transport.account, self._buffer.nbytes
         self._count = account.submit(nbytes, self._last, self._began)
         return self._over.then(self._result)  # type: ignore[no-any-return]
@@ -166,7 +165,7 @@ class _Means(BucketInFlight):
         self._parts = Parts(bucket, codec, transport.residuals)
         with naming(_EXCHANGE):
             for part in self._parts.travelling:
-                self.start(transport.comm, part.tensor, part)
+                self.start(transport.comm, part.tensor, part.wire)
 
     @property
     def works(self) -> list[Work]:

@@ -250,7 +250,7 @@ class Trip(BucketInFlight):
             column, parts = self._grid.column, self._parts.travelling
             with self._grid.ranks_named(column):
                 for (start, end), part in zip(self._rows.ranges, parts, strict=True):
-                    self.start(column, self.shard[start:end], part)
+                    self.start(column, self.shard[start:end], part.wire)
 
     def gather_on_host(self, stream: Any) -> None:
         """Waits for the mean of the shard, gathers all shards of the host, and unpacks them."""

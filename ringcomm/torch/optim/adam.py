@@ -79,10 +79,10 @@ class OneBitAdam(WireOptimizer):
 
     Args:
         lr, betas, eps, weight_decay: as in torch.optim.AdamW.
-        freeze: end of the stage of dense gradients: the number of its last step; or "stable":
-            when the learning rate does not rise, and the sum of the variance has changed by less
-            than 4 % in 1 / (1 - beta2) steps, or five times as many have passed. (With ``refresh``
-            in 100 at most, or twice as many.)
+        freeze: the number of the last dense step; or "stable": when the learning rate does not
+            rise, and the sum of the variance has changed by less than 4 % in M = 1 / (1 - beta2)
+            steps, or the rate has not risen for 5 M. With ``refresh`` M is at most 100, and 5 M
+            is 2 M.
         refresh: "exponential": the variance is renewed after 1, 1, 1, 1, 2, 2, 2, 2, 4, ... steps,
             which takes one more float32 per element. None: it is never renewed. If the gradients
             of N ranks oscillate together, a renewed one makes steps of up to sqrt(N) times Adam's.

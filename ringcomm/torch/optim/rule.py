@@ -37,7 +37,7 @@ class Exchange:
             as they are in its units.
         compression: name of the codec of large parameters, which have error feedback if it needs
             that. From int8 on, small ones travel at bf16.
-        codec: it.
+        codec: the codec of that name.
 
     Raises ConfigError for an unknown codec.
     """
@@ -94,8 +94,8 @@ class Rule(Kept):
         return False
 
     def follow(self, span: Span, written: Sequence[Place]) -> None:
-        """Called when other code has written to parameters of the span since the last update,
-        before their gradient is taken."""
+        """Called when other code has written to parameters of the span since the last update; with
+        ``overlap`` perhaps after their gradient was taken."""
 
     def alike(self) -> Mapping[str, object]:
         """Returns values, by name, that must be the same on all ranks in this step; the ranks

@@ -71,8 +71,8 @@ class SpanExchanges:
             codec = exchange.codec
             if span.is_small and codec.quantises:
                 codec = CODECS["bf16"]
-            name = self._residuals_of(exchange.what)
-            keeps = name in store or codec.needs_feedback  # other codecs deliver what is there
+            name = self._residuals_name(exchange.what)
+            keeps = name in store or codec.needs_feedback  # gentle codecs deliver what is there
             wire = Wire(codec, store[name] if keeps else None)
             self._pending[exchange.what] = wire.submit(comm, out)
 
@@ -93,7 +93,7 @@ class SpanExchanges:
         means = {what: one.tensor for what, one in self._pending.items()}
         factors = self._rule.update(self.span, means)
         for what, factor in (factors or {}).items():
-            self._rescale(self._residuals_of(what), factor)
+            self._rescale(self._residuals_name(what), factor)
         self.span.write_parameters()
         self._end()
         return True
@@ -121,7 +121,7 @@ class SpanExchanges:
         self._pending.clear()
         self.span.release_gradient()
 
-    def _residuals_of(self, what: str) -> str:
+    def _residuals_name(self, what: str) -> str:
         """Returns the name of an exchange's residuals in the store."""
         return f"{what}/{self.span.name}"
 
@@ -198,14 +198,14 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         self._span_bytes = require_whole("span_bytes", span_bytes, 1)
         self.feedback = FeedbackStore()
         common = {"max_norm": max_norm, "threshold": threshold, "span_bytes": span_bytes}
-        launch = self._launch if overlap else None
+        launch = self._launch_in_backward if overlap else None
         super().__init__(params, defaults, comm, launch, {**common, **(fixed or {})}, rule.method)
         if overlap:
             self._extend()
 
     @property
     def spans(self) -> Sequence[Span]:
-        """Spans in the order of their exchange; empty before the first step."""
+        """Spans in the order of their exchange; none before the first step without ``overlap``."""
         return tuple(self._spans)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -266,11 +266,12 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         """Returns whether a span is exchanged and updated in a step."""
         return any(span.present) or self._rule.is_apart(span, step)
 
-    def _launch(self, span: Span, factor: float = 1.0, step: int | None = None) -> SpanExchanges:
-        span.group = self.param_groups[span.group_index]
-        span.step = self.steps + 1 if step is None else step
-        if step is None:  # in backward; otherwise _step() has called _follow
-            self._follow(span)
+    def _launch_in_backward(self, span: Span) -> SpanExchanges:
+        self._follow(span)
+        return self._launch(span, 1.0, self.steps + 1)
+
+    def _launch(self, span: Span, factor: float, step: int) -> SpanExchanges:
+        span.group, span.step = self.param_groups[span.group_index], step
         span.take_gradient(factor)
         return SpanExchanges(self._comm, self._rule, span, self.feedback)
 

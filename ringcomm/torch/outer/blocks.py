@@ -48,7 +48,7 @@ class Block(Bucket[Slice]):
 
     Attributes:
         names: names of the tensors.
-        repeats: whether the codec scales a block by the mean of its elements.
+        fills_padding: as of its wires.
         anchor: the flat anchor; at first a copy of the tensors.
         memory: the rule's memory.
 
@@ -56,7 +56,7 @@ class Block(Bucket[Slice]):
     """
 
     def __init__(self, name: str, tensors: Sequence[Named], rule: Rule, wires: Wires) -> None:
-        self.name, self.rule, self.repeats = name, rule, wires.repeats
+        self.name, self.rule, self.fills_padding = name, rule, wires.fills_padding
         self.names = [own for own, _ in tensors]
         held = [tensor for _, tensor in tensors]
         at = laid_out(held, wires.align)
@@ -96,11 +96,9 @@ class Block(Bucket[Slice]):
                 gained.sub_(before).add_(after)
             tensor.copy_(own)
 
-    def delta(
-        self, local: torch.Tensor, out: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, bool]:
-        """Returns the anchor less the local weights, in a new tensor or ``out``, and whether all of
-        it is finite. Where the two are equal it is zero, even if they are infinite."""
+    def delta(self, local: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, bool]:
+        """Returns the anchor less the local weights, in ``out``, and whether all of it is finite.
+        Where the two are equal it is zero, even if they are infinite."""
         base = self.anchor
         if any(one.tensor.dtype != self.dtype for one in self.slices):
             base = base.clone()
@@ -118,10 +116,11 @@ class Block(Bucket[Slice]):
         own = self.state
         after = {slot: scratch.like(f"{slot} {at}", tensor) for slot, tensor in own.items()}
         for *pieces, moves in tiles(*own.values(), *after.values(), mean):
-            then = dict(zip(own, pieces[len(own) :], strict=True))
-            for piece, tensor in zip(pieces, then.values(), strict=False):
-                tensor.copy_(piece)
-            self.rule.step(then.pop(""), moves.clone(), then)
+            new = pieces[len(own) :]
+            for source, target in zip(pieces[: len(own)], new, strict=True):
+                target.copy_(source)
+            memory = dict(zip(own, new, strict=True))
+            self.rule.step(memory.pop(""), moves.clone(), memory)
         return after
 
     def adopt(self, state: Memory, scratch: Scratch, at: int) -> None:

@@ -118,7 +118,7 @@ class Header(Message):
         has_unsent: it has trained since its last rounds.
         is_dropped: its delta is not finite, and does not count.
         counts: its delta counts; else it is zero.
-        data: digest of its first batch; zeros if unknown.
+        first_batch: digest of its first batch; zeros if unknown.
     """
 
     layout = struct.Struct("<4?4x16s")
@@ -126,7 +126,7 @@ class Header(Message):
     has_unsent: bool
     is_dropped: bool
     counts: bool
-    data: bytes = bytes(16)
+    first_batch: bytes = bytes(16)
 
 
 class Headers:
@@ -151,8 +151,8 @@ class Headers:
         batch, if any have."""
         known: dict[bytes, int] = {}
         for rank, row in enumerate(self.rows):
-            if any(row.data) and known.setdefault(row.data, rank) != rank:
-                return known[row.data], rank
+            if any(row.first_batch) and known.setdefault(row.first_batch, rank) != rank:
+                return known[row.first_batch], rank
         return None
 
 
@@ -213,7 +213,7 @@ class Round:
         for block, delta in zip(self.fragment.blocks, self._deltas, strict=True):
             if not self.header.counts:
                 delta.zero_()
-            if block.repeats:
+            if block.fills_padding:
                 block.fill_padding(delta)
 
     def travel(self, comm: Communicator, timeout: float | None) -> None:

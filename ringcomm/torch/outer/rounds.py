@@ -13,6 +13,11 @@ Between a send and its application a thread of Rounds runs the round, while the 
 continues training: it takes the deltas, sends and receives, and computes the next anchor. With a
 delay of 0, and in a flush, the caller's thread does this.
 
+    _form_round      members meet; ranks that lack the state are given it
+    _launch          copies the weights, and makes the Round
+    _run_round       prepare (deltas), travel (send, receive), close (next anchor)
+    finish_round     waits, applies, counts
+
     RoundPace     at which iterations rounds are due
     FixedPeers    members that never change; a ringcomm.membership.Membership's may
     Rounds        the rounds of one rank
@@ -163,8 +168,8 @@ class Rounds(Kept):
         iteration: iterations made by this rank, added to those of the state that it began from.
         number: number of the next round.
         current: the round on its way, if any.
-        has_state: whether it has loaded a state, or taken part in a round.
-        data: digest of this rank's first batch, 16 bytes; NOTHING where it is unknown.
+        has_state: whether its anchor is the job's: loaded, received or agreed on by ``start``.
+        first_batch: digest of this rank's first batch, 16 bytes; NOTHING where it is unknown.
         kept: the numbers that a rank takes beside the blocks' states when others give it the
             state; state.py has the checkpoints.
     """
@@ -187,7 +192,7 @@ class Rounds(Kept):
         self.report, self.account = OuterReport(), Account()
         self.delay, self._setup, self._timeout = delay, b"", timeout
         self._on_away, self._on_dropped = on_away, on_dropped
-        self.data = NOTHING
+        self.first_batch = NOTHING
         self.peers: Peers
         self._entered = 0  # rounds, the last one of a flush included, which ``number`` leaves out
         self.scratch = Scratch()
@@ -235,15 +240,15 @@ class Rounds(Kept):
         self.has_state = True
         return hellos
 
-    def stop(self, own: Communicator | None) -> None:
+    def stop(self, comm: Communicator | None) -> None:
         """Ends the thread, and closes the communicator that it uses; after a round that is on its
         way, for which this call does not wait."""
         is_on_its_way = self.current is not None
-        if is_on_its_way and own is not None:
-            self._worker.submit(own.close)
+        if is_on_its_way and comm is not None:
+            self._worker.submit(comm.close)
         self._worker.close(0.0 if is_on_its_way else None)
-        if not is_on_its_way and own is not None:
-            own.close()
+        if not is_on_its_way and comm is not None:
+            comm.close()
 
     def tick(self) -> None:
         """Counts an iteration; applies a result that is due, and begins a round that is due."""
@@ -317,7 +322,7 @@ class Rounds(Kept):
             if hellos.own_need:  # the others have completed it: this rank sends zeros
                 self._launch(is_ending=failed.header.is_ending)
             else:
-                self._begin(failed)
+                self._submit_if_delayed(failed)
 
     # ---- a round ----
 
@@ -388,7 +393,7 @@ class Rounds(Kept):
             keeps=not isinstance(self.peers, FixedPeers),
         )
         fragment.iterations = 0
-        self._begin(self.current)
+        self._submit_if_delayed(self.current)
 
     def header(self, is_ending: bool) -> Header:
         """Returns this rank's header of the next round."""
@@ -397,11 +402,11 @@ class Rounds(Kept):
             has_unsent=self.unsent > 0,
             is_dropped=False,
             counts=self.fragment.iterations > 0,
-            data=self.data,
+            first_batch=self.first_batch,
         )
 
-    def _begin(self, current: Round) -> None:
-        """Hands a delayed round to the other thread."""
+    def _submit_if_delayed(self, current: Round) -> None:
+        """Submits a delayed round to the other thread; ``wait_for_round`` runs any other one."""
         if current.is_delayed:
             peers, streams = self.peers, side_streams({b.device for b in current.fragment.blocks})
 

@@ -205,15 +205,15 @@ class OuterStep:
         return self
 
     def _connect(self) -> None:
-        own: Communicator | None = None
-        self._hooks.callback(lambda: self._rounds.stop(own))
+        round_comm: Communicator | None = None
+        self._hooks.callback(lambda: self._rounds.stop(round_comm))
         peers = self._peers_or_default()
         hellos = self._rounds.start(peers, self._setup())
         guards.require_apart(self._ids, [row.default_rank for row in hellos.rows])
         if self._rounds.delay and isinstance(peers, FixedPeers):
-            own = peers.comm.split(0)
-            assert own is not None
-            self._rounds.peers = FixedPeers(own)
+            round_comm = peers.comm.split(0)
+            assert round_comm is not None
+            self._rounds.peers = FixedPeers(round_comm)
         self._watch_steps()
         self._first_batch = guards.FirstBatch(self._model)
         self._hooks.callback(self._first_batch.stop)
@@ -243,7 +243,7 @@ class OuterStep:
         self._require_own_weights("flush()")
         self._require_same_weights()
         if self._first_batch is not None:
-            self._rounds.data = self._first_batch.digest
+            self._rounds.first_batch = self._first_batch.digest
         with self._rounds.account.paused():
             self._rounds.flush()
         self._end_warning.unsent = self._rounds.unsent
@@ -410,7 +410,7 @@ class OuterStep:
             )
         if self._first_batch is not None:
             self._first_batch.stop()
-            self._rounds.data, self._first_batch = self._first_batch.digest, None
+            self._rounds.first_batch, self._first_batch = self._first_batch.digest, None
         rounds = self._rounds.number
         with self._rounds.account.paused():
             self._rounds.tick()

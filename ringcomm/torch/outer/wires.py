@@ -102,7 +102,8 @@ class DenseWires:
 
     Attributes:
         align: number of elements at a multiple of which each tensor of a block must begin.
-        repeats: whether the codec scales a block by the mean of its elements.
+        fills_padding: whether padding repeats elements, for a codec that scales its blocks by a
+            mean.
 
     Raises ConfigError for an unknown codec, a wrong ``feedback``, and True with a codec that rounds
     each element by itself or not at all.
@@ -122,7 +123,7 @@ class DenseWires:
         self._keeps = parsed.quantises and (parsed.needs_feedback if feedback is None else feedback)
         self._store = FeedbackStore()
         self.align = BLOCK if parsed.quantises else 1
-        self.repeats = parsed.name == "onebit"
+        self.fills_padding = parsed.name == "onebit"
 
     def wire(self, name: str, count: int) -> Wire:
         """Makes the wire of a block of ``count`` elements; each has its own name."""
@@ -153,7 +154,7 @@ class SparseWires:
     """Makes a SparseWire for each block; used as DenseWires."""
 
     align = 1
-    repeats = False
+    fills_padding = False
 
     def __init__(self, rule: Sparse) -> None:
         self._rule = rule

@@ -106,12 +106,12 @@ class Pipeline:
                 self._finish_first()
             except MismatchError as error:
                 self._error = error
-        error = self._error
-        if isinstance(error, MismatchError):  # nothing has been applied: the next step may be made
+        failed = self._error
+        if isinstance(failed, MismatchError):  # nothing has been applied: the next step may be made
             self._drop_all()
             self._error = None
-        if error is not None:
-            raise error
+        if failed is not None:
+            raise failed
 
     def _drop_all(self) -> None:
         """Drops the rounds in flight, whose residuals are then as before."""

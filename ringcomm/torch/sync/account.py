@@ -70,10 +70,17 @@ class Moved:
         """Bytes of payload, whichever way."""
         return self.wire + self.shared
 
+    @classmethod
+    def of(cls, works: Iterable[WorkStats]) -> Moved:
+        """Returns the bytes of works."""
+        moved = cls()
+        for work in works:
+            moved.join(cls(work.sent_bytes, work.shared_bytes, list(work.rail_bytes)))
+        return moved
+
     def add(self, works: Iterable[WorkStats]) -> None:
         """Adds the bytes of more works."""
-        for work in works:
-            self.join(Moved(work.sent_bytes, work.shared_bytes, list(work.rail_bytes)))
+        self.join(Moved.of(works))
 
     def join(self, other: Moved) -> None:
         """Adds the bytes of another count."""
@@ -173,9 +180,12 @@ class Account:
     def submit(
         self, nbytes: int, last: bool, began: float | None = None
     ) -> Callable[[Iterable[WorkStats]], None]:
-        """Notes that a bucket starts, the ``last`` of its step or not; or that it has, when it
-        ``began``. Returns a function to call with the statistics of the bucket's works when it is
-        over."""
+        """Counts a bucket that starts now, or has started at ``began``. Returns a function: call it
+        with the statistics of the bucket's works when these are over.
+
+        Args:
+            last: whether it is the last bucket of its step.
+        """
         now = time.perf_counter() if began is None else began
         with self._lock:
             self.submitted += 1
@@ -191,8 +201,7 @@ class Account:
                     self._ended = now
 
         def over(works: Iterable[WorkStats]) -> None:
-            done, moved = time.perf_counter(), Moved()
-            moved.add(works)
+            done, moved = time.perf_counter(), Moved.of(works)
             with self._lock:
                 self._count(step, nbytes, (now, done), moved)
                 step.buckets.append((number, moved))
@@ -211,8 +220,8 @@ class Account:
 
     def note(self, nbytes: int, works: Iterable[WorkStats]) -> None:
         """Notes a bucket that is over, of a step that ``end_step`` ends."""
-        stats, moved = list(works), Moved()
-        moved.add(stats)
+        stats = list(works)
+        moved = Moved.of(stats)
         if stats:
             begun = 1e-9 * min(work.submitted_ns for work in stats)
             done = 1e-9 * max(work.finished_ns for work in stats)
@@ -235,8 +244,8 @@ class Account:
         step.moved.join(moved)
 
     def end_step(self) -> None:
-        """Ends a step whose buckets are all noted. What is waited in one without any, which
-        exchanges nothing, counts in the next."""
+        """Ends a step whose buckets are all noted. A step without buckets is part of the next one,
+        in which its waits count."""
         now = time.perf_counter()
         with self._lock:
             step = self._step
@@ -249,8 +258,8 @@ class Account:
 
     @contextlib.contextmanager
     def stall(self) -> Iterator[None]:
-        """Measures how long training waits: a loss of the step that ``end_step`` ends next; or for
-        the buckets of the latest step, then a loss of the coming one."""
+        """Measures a wait of training. It counts as lost in the step that ``end_step`` ends next;
+        without ``end_step``, in the step that begins next."""
         began = time.perf_counter()
         with self._lock:
             if self._steps:
@@ -289,7 +298,7 @@ class Account:
                 reports.append(self._unreported.popleft().report())
         return reports
 
-    def use(self, step: int, codec: str) -> None:
+    def note_codec(self, step: int, codec: str) -> None:
         """Notes that a step begins, and its codec."""
         with self._lock:
             if not self._codecs or self._codecs[-1]["codec"] != codec:

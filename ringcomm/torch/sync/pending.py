@@ -1,10 +1,10 @@
-"""How the mean of one tensor over all ranks is made.
+"""All-reduce of one tensor, in place.
 
-    Wire       the codec, the residuals, the op
-    Pending    a mean on its way, and the residuals that it changes
+    Wire       its settings: the codec, the residuals, the op
+    Pending    one in flight, and the residuals that it changes
 
-Invariants: the mean replaces the tensor's values. A collective that fails leaves residuals as they
-were; ``undo`` restores those that a successful one has changed.
+Invariants: the result replaces the tensor's values. A collective that fails leaves residuals as
+they were; ``undo`` restores those that a successful one has changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Wire:
 
     Attributes:
         codec: the codec.
-        feedback: its residuals; None: none are kept.
+        feedback: its residuals; None: none are kept, even where the codec needs them.
         op: "avg", or another op of the core.
     """
 
@@ -39,8 +39,8 @@ class Wire:
 
     @property
     def is_mean(self) -> bool:
-        """Whether the result is a sum over the number of all ranks, including those that sent
-        zeros."""
+        """Whether the result is the sum divided by the number of ranks, those that sent zeros
+        included."""
         return self.op == "avg"
 
     def submit(
