@@ -21,6 +21,7 @@ from torch import nn
 
 from ringcomm import Communicator, ConfigError
 from ringcomm.torch import HookState, Stale1
+from ringcomm.torch.sync.pending import Wire
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -137,6 +138,28 @@ def test_a_step_that_is_dropped_leaves_the_residuals() -> None:
             assert torch.equal(got[0][-1][name], got[1][-1][name])
 
     run_ranks(2, body)
+
+
+def test_gradients_that_were_refused_are_no_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    submit = Wire.submit
+
+    def refuse(*_: Any) -> Any:
+        raise ConfigError("refused")
+
+    def body(comm: Communicator) -> None:
+        model = Net()
+        state = stale(comm, model, dense=0)
+        backward(state, model, 0, 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(Wire, "submit", refuse)
+            with pytest.raises(ConfigError, match="refused"):
+                backward(state, model, 1, 1)
+        assert Wire.submit is submit
+        assert not any(got.any() for got in backward(state, model, 2, 1).values())
+        same(backward(state, model, 3, 1), gradients_of(model, 0, 2))
+        state.flush()
+
+    run_ranks(1, body)
 
 
 def test_states_that_do_not_fit_are_refused() -> None:

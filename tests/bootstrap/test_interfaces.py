@@ -134,3 +134,13 @@ def test_shared_subnets() -> None:
 )
 def test_is_loopback(address: str, expected: bool) -> None:
     assert is_loopback(address) is expected
+
+
+def test_addresses_are_found_without_asking_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = {one.name: list(one.addresses) for one in list_interfaces()}
+
+    def asked(*_: object) -> int:
+        raise AssertionError("a driver was asked")
+
+    monkeypatch.setattr(interfaces, "read_number", asked)
+    assert interfaces.addresses_by_name() == expected

@@ -106,6 +106,10 @@ SLURM = {
                 "job": "srun:77.0",
             },
         ),
+        (
+            {**SLURM, "SLURM_STEP_NODELIST": " ", "SLURM_NODELIST": "gpu[05-06]"},
+            {"master_addr": "gpu05"},
+        ),
         ({**SLURM, "SLURM_STEP_NUM_NODES": "1"}, {"master_addr": "127.0.0.1"}),
         ({**SLURM, "SLURM_STEP_NUM_TASKS": "6"}, {"world_size": 6}),
         ({**SLURM, "SLURM_STEP_NUM_TASKS": " ", "SLURM_NTASKS": "7"}, {"world_size": 7}),
