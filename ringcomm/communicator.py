@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import logging
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -30,7 +32,7 @@ from .core.native import release_engine
 from .core.opening import open_handle
 from .core.timeline import Timeline
 from .core.work import Work
-from .errors import ConfigError, RingcommError
+from .errors import ConfigError, MismatchError, RingcommError
 from .summary import summary_of
 
 _log = logging.getLogger("ringcomm")
@@ -284,6 +286,28 @@ torch_face.user_of = _user_of
 def works_of_process() -> int:
     """Number of collectives that the open communicators of this process have completed."""
     return sum(comm.completed() for comm in list(_alive))
+
+
+def gather_bytes(comm: Communicator, part: bytes) -> list[bytes]:
+    """Returns the bytes of every rank, whose lengths may differ. A collective."""
+    sizes = comm.allgather(np.array([len(part)])).ravel().tolist()
+    rows = comm.allgather(np.frombuffer(part.ljust(max(sizes), b"\0"), np.uint8))
+    return [bytes(row[:size]) for row, size in zip(rows, sizes, strict=True)]
+
+
+def require_same(comm: Communicator, about: Sequence[object], what: str) -> None:
+    """Raises MismatchError on all ranks unless all give the same. A collective.
+
+    Args:
+        what: names what is compared, for the message.
+    """
+    digest = np.frombuffer(hashlib.sha256(repr(about).encode()).digest(), np.uint8)
+    if (comm.allgather(digest) != digest).any():
+        more = f" and {len(about) - 3} more" if len(about) > 3 else ""
+        raise MismatchError(
+            f"the ranks have different {what}; rank {comm.rank} has {len(about)}: "
+            f"{', '.join(map(str, about[:3]))}{more}"
+        )
 
 
 def _plain(number: int | None) -> int | None:

@@ -464,13 +464,13 @@ FEEDBACK = [
         "other names",
         lambda c: stored(c, "ab"[c.rank]).gather_state_dict(c),
         MismatchError,
-        "the ranks save residuals of different tensors, sizes or ops",
+        "the ranks have different residuals to save",
     ),
     both(
         "other sizes",
         other_sizes,
         MismatchError,
-        "the ranks save residuals of different tensors, sizes or ops",
+        "the ranks have different residuals to save",
     ),
 ]
 

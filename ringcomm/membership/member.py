@@ -24,7 +24,7 @@ from ..bootstrap.join import Joined, join
 from ..bootstrap.launch import Identity, identify
 from ..bootstrap.secret import Secret, check_exposed, load
 from ..bootstrap.system import typed_errors
-from ..communicator import Communicator
+from ..communicator import Communicator, gather_bytes
 from ..config import Config, names_arguments
 from ..core.calls import is_number
 from ..errors import (
@@ -220,7 +220,9 @@ class Membership:
         if comm.world_size > 1:
             _require_alike(comm, self._min_peers)
             agreement = self._open(addresses)
-            agreement.meet_all(_gather(comm, agreement.own_places), self._config.connect_timeout)
+            agreement.meet_all(
+                gather_bytes(comm, agreement.own_places), self._config.connect_timeout
+            )
 
     def _start_again(self, identity: Identity, min_peers: int | None, hosts: Sequence[str]) -> None:
         """Starts a process that takes another's place: looks for any member."""
@@ -404,12 +406,3 @@ def _require_alike(comm: Communicator, min_peers: int) -> None:
             f"min_peers differs between ranks: {', '.join(map(str, found))} on ranks 0 to "
             f"{len(found) - 1}. Make it the same on all"
         )
-
-
-def _gather(comm: Communicator, part: bytes) -> list[bytes]:
-    """Gathers bytes of different lengths from every rank."""
-    sizes = comm.allgather(np.array([len(part)], dtype=np.int64)).reshape(-1)
-    padded = np.zeros(int(sizes.max()), dtype=np.uint8)
-    padded[: len(part)] = np.frombuffer(part, dtype=np.uint8)
-    rows = comm.allgather(padded)
-    return [bytes(rows[rank][: int(size)]) for rank, size in enumerate(sizes)]

@@ -25,14 +25,14 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import torch
 
-from ...communicator import Communicator
+from ...communicator import Communicator, require_same
 from ...core.calls import naming
 from ...errors import ConfigError, RingcommError, warn_caller
 from ..argument_checks import require
 from ..group import default_comm
 from ..guards import refuse_others
 from ..sync.account import Account
-from ..sync.agreement import Verdict, agree, require_alike, require_same
+from ..sync.agreement import Verdict, agree, require_alike
 from ..sync.exchange_report import ExchangeReport
 from . import saved
 from .span import IndexedParameter, ParameterBucket, require_dense

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...communicator import Communicator
+from ...communicator import Communicator, gather_bytes
 from ...errors import MismatchError
 from .bucket import master_dtype
 
@@ -82,16 +82,6 @@ def agree(
     return Verdict(not bad, clip / loss_scale, [bool(one) for one in present], any(own))
 
 
-def require_same(comm: Communicator, about: Sequence[object], what: str) -> None:
-    """Raises MismatchError on all ranks unless all give the same. A collective."""
-    digest = np.frombuffer(hashlib.sha256(repr(about).encode()).digest(), np.uint8)
-    if any((row != digest).any() for row in comm.allgather(digest)):
-        raise MismatchError(
-            f"the ranks have different {what}; rank {comm.rank} has {len(about)}: "
-            f"{', '.join(map(str, about[:4]))}"
-        )
-
-
 def require_alike(comm: Communicator, about: Mapping[str, object]) -> None:
     """Raises MismatchError on all ranks, naming the setting that differs, unless all have the same
     by each name, but for last bits of numbers. A collective."""
@@ -116,9 +106,7 @@ def difference(comm: Communicator, about: Mapping[str, object]) -> MismatchError
     """Returns the error that names the setting that differs. A collective of ranks that have found
     that one does."""
     own = json.dumps({name: str(_rounded(value)) for name, value in about.items()}).encode()
-    size = int(comm.allgather(np.array([len(own)])).max())
-    rows = comm.allgather(np.frombuffer(own.ljust(size), np.uint8))
-    every = [json.loads(bytes(row)) for row in rows]
+    every = [json.loads(part) for part in gather_bytes(comm, own)]
     for name in dict.fromkeys(name for one in every for name in one):
         values = [one.get(name, "not there") for one in every]
         for rank, value in enumerate(values):
