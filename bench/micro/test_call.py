@@ -61,6 +61,13 @@ def test_allreduce_torch(comm: Any, measure: Callable[..., Any]) -> None:
     measure("allreduce of torch, world of 1", lambda: comm.allreduce(tensor))
 
 
+def test_part_of_a_bucket(comm: Any, measure: Callable[..., Any]) -> None:
+    torch = pytest.importorskip("torch")
+    pending = pytest.importorskip("ringcomm.torch.sync.pending")
+    tensor, wire = torch.ones(1024), pending.Wire(ringcomm.codecs.parse("int8"))
+    measure("part of a DDP bucket at int8, world of 1", lambda: wire.submit(comm, tensor).wait())
+
+
 def test_allreduce_many(comm: Any, measure: Callable[..., Any]) -> None:
     tensors = [np.ones(SMALL, np.float32) for _ in range(MANY)]
     measure(
