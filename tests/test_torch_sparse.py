@@ -86,7 +86,7 @@ def test_all_ranks_have_the_same_bits(
 
 
 def adamw(parameters: Any, *, decoupled_weight_decay: bool, **settings: Any) -> Any:
-    """torch.optim.Adam has that setting from PyTorch 2.7 on."""
+    """Not every supported torch.optim.Adam has that setting."""
     assert decoupled_weight_decay
     return torch.optim.AdamW(parameters, **settings)
 
