@@ -279,9 +279,8 @@ class Prepared:
                 f"op={self._residual_op!r} does not go with feedback, which takes sum and avg"
             )
 
-    def lend(self, feedback: object, call: Any, count: int) -> None:
-        """Gives a call the residuals of its tensor of count elements, if there are any. Raises as
-        ``Residuals.require_fit``."""
+    def lend(self, feedback: object, call: Any, name: str, count: int) -> None:
+        """Gives a call of this name the residuals of its tensor of count elements, if there are
+        any. Raises as ``Residuals.require_fit``."""
         if isinstance(feedback, Residuals) and self._dtype is not None:
-            name = self.name(call.count)
             call.feedback = feedback.require_fit(name, self._dtype, count, self._residual_op)

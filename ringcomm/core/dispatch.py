@@ -190,9 +190,9 @@ class Dispatcher:
         dtype, address, count, keep = memory
         prepared = self._prepare(tensor, dtype, collective, op, compression, root)
         call = prepared.copy(count, address, address, feedback, timeout)
-        call.waits = 0
-        prepared.lend(feedback, call, count)
-        return self._submit(call, prepared.name(count), (Memory(keep),), tensor, feedback)
+        call.waits, name = 0, prepared.name(count)
+        prepared.lend(feedback, call, name, count)
+        return self._submit(call, name, (Memory(keep),), tensor, feedback)
 
     def run_collective(
         self,
@@ -242,9 +242,10 @@ class Dispatcher:
         if runs_now and self._run_now(prepared, call, count, source, target, views, result):
             return result
         call.waits, call.notify = not async_op, on_done is not None and where is None
+        name = prepared.name(count)
         if src is not None:
-            prepared.lend(feedback, call, src.count)
-        work = self._submit(call, prepared.name(count), views, result, feedback, on_done, where)
+            prepared.lend(feedback, call, name, src.count)
+        work = self._submit(call, name, views, result, feedback, on_done, where)
         return work if async_op else work.wait()
 
     def _prepare(
