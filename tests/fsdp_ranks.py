@@ -200,7 +200,8 @@ def across_hosts() -> None:
 
 
 def _resumes(mesh: Any, across: Any) -> None:
-    """Goes on to the bit with the residuals of a state, and not without them."""
+    """Goes on to the bit with the residuals of a state, saved under a loss scale that has ended, and
+    not without them."""
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
     def begin() -> tuple[nn.Module, Any, Compressed]:
@@ -209,7 +210,9 @@ def _resumes(mesh: Any, across: Any) -> None:
 
     model, optimizer, compressed = begin()
     train(model, optimizer, 0, 3, 4)
+    compressed.feedback.loss_scale = 8.0
     kept = compressed.state_dict()
+    compressed.feedback.loss_scale = 1.0
     states = get_state_dict(model, optimizer)  # which share memory with these
     ends = []
     for residuals in (kept, {}):

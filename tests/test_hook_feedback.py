@@ -171,10 +171,13 @@ def test_the_loss_scale_rescales_what_is_left() -> None:
         assert not state.flush()
         assert np.array_equal(state.feedback["embed"].worker, before / 2)
         saved = state.gather_state_dict()
-        other = HookState("int4", comm, model=model, threshold=THRESHOLD)
-        other.load_state_dict(saved)
-        assert other.loss_scale == 512.0
-        assert other.steps == state.steps == 1
+        for told, scale in ((None, 1.0), (scaler, 512.0)):
+            other = HookState("int4", comm, model=model, threshold=THRESHOLD, scaler=told)
+            other.load_state_dict(saved)
+            assert (other.loss_scale, other.steps) == (scale, 1)
+            left = other.gather_state_dict()["feedback"]["tensors"]["embed"]
+            whole = saved["feedback"]["tensors"]["embed"]
+            assert torch.equal(left["worker"] * (512.0 / scale), whole["worker"])
         scaler.scale = 0
         with pytest.raises(ConfigError, match="loss_scale=0: give"):
             state.flush()

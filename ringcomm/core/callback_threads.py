@@ -45,13 +45,16 @@ def about_to_block() -> None:
 
 
 class CallbackThreads:
-    """Threads of one source, the first of which ``start`` starts, before each callback.
+    """Threads of one source, which call ``start`` before the first callback.
 
     Args:
         name: name of the threads.
         take: waits for the next finished work, at most so many milliseconds, and returns its
             callback; None if there is none, or if ``interrupt`` was called.
         interrupt: ends the current or next ``take``.
+
+    Attributes:
+        are_started: True once there is a thread.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class CallbackThreads:
         self._take, self._interrupt = take, interrupt
         self._lock = threading.RLock()  # guards all below; a signal handler may call within a call
         self._changed = threading.Condition(self._lock)
+        self.are_started = False
         self._threads: set[threading.Thread] = set()
         self._standby_count = 0  # threads that stand by, or are about to
         self._watched = False  # a stand-by thread measures how long the leader's callback takes
@@ -78,12 +82,11 @@ class CallbackThreads:
     def start(self) -> None:
         """Starts the first thread, unless there is one. Raises RuntimeError if none can start."""
         global are_running
-        if self._threads:  # looked at without the lock, as it is for each callback
-            return
         with self._lock:
             are_running = True
             if not self._threads:
                 self._add_thread()
+            self.are_started = True
 
     def replace_leader(self) -> None:
         """Lets another thread lead, if this one does."""

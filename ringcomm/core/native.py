@@ -156,7 +156,8 @@ class Engine:
     def watch(self, slot: Any, callback: Callable[[], None]) -> None:
         """Registers a callback for the work that is about to be submitted with notify and whose
         handle goes to ``slot``. A thread of callback_threads.py calls it once the work is over."""
-        self._callback_threads.start()
+        if not self._callback_threads.are_started:
+            self._callback_threads.start()
         with self._registered:
             self._watched[slot] = callback
 

@@ -160,7 +160,8 @@ class Pipe:
         Raises TensorError for tensors that follow several streams.
         """
         stream = _one_stream(work)
-        self._callback_threads.start()
+        if not self._callback_threads.are_started:
+            self._callback_threads.start()
         error, slot = ffi.new("rc_error *"), work.slot
         pieces = work.where.pieces if isinstance(work.where, PackedView) else []
         parts = ffi.new("rc_piece[]", [(p.address, at, p.nbytes) for at, p in pieces])

@@ -169,7 +169,9 @@ class Compressed:
         unknown = sorted(set(state["feedback"]["tensors"]) - self._names) if state else []
         require(f"the state is of another model: it has {unknown[:3]}", None, not unknown)
         if self._across is not None and state:
+            scale = self.feedback.loss_scale  # in the coming gradients, not in the state's
             self.feedback.load_state_dict(state["feedback"], self._across, strict=False)
+            self.feedback.loss_scale = scale
 
     # ---- what FSDP calls ----
 

@@ -190,7 +190,7 @@ class HookState:
     @property
     def loss_scale(self) -> float:
         """Factor that is in the gradients, as last read from ``scaler``; 1.0 without one."""
-        return self.feedback.loss_scale
+        return self.residuals.loss_scale
 
     @loss_scale.setter
     def loss_scale(self, scale: object) -> NoReturn:
@@ -207,7 +207,7 @@ class HookState:
         scale = self.scaler.get_scale()
         if scale != self.loss_scale:
             self._pace.finish_previous_step(self.steps)
-        self.feedback.loss_scale = scale
+        self.residuals.scale_to(scale)
 
     @property
     def parameter_ids(self) -> Collection[int]:
@@ -305,6 +305,8 @@ class HookState:
             )
         self.residuals.commit_or_undo()
         self.residuals.load(self.transport.divided(saved), self.comm, strict)
+        is_told = self.scaler is not None  # it scales them when the next step begins
+        self.residuals.scale_to(self.feedback.loss_scale if is_told else self.loss_scale)
 
     def flush(self) -> bool:
         """Applies the late gradient of pace="stale1": waits for the gradient in flight and writes

@@ -32,7 +32,9 @@ class NamedFeedback:
 
     Attributes:
         store: the FeedbackStore in use.
-        wanted: whether residuals are kept; None: if the codec needs them, or the store has any.
+        wanted: whether residuals are kept; None: if the codec needs them, or a state has any.
+        loss_scale: factor that is in the gradients; the store has that of its residuals, which may
+            come from a checkpoint.
         compression: name of the codec, for messages.
         needed: whether the codec needs them.
     """
@@ -45,7 +47,9 @@ class NamedFeedback:
     ) -> None:
         self.store = feedback if isinstance(feedback, FeedbackStore) else FeedbackStore()
         self.wanted = None if feedback is None else feedback is not False
+        self.loss_scale = self.store.loss_scale
         self.compression, self.needed = "none", False
+        self._is_loaded = False  # a state has brought residuals
         self._threshold = threshold
         self._kept_of = kept_of
         self._names: dict[int, tuple[torch.Tensor, str]] = {}
@@ -106,7 +110,7 @@ class NamedFeedback:
     def keeps(self) -> bool:
         """Whether residuals are kept."""
         if self.wanted is None:
-            return self.needed or len(self.store) > 0
+            return self.needed or self._is_loaded
         return self.wanted
 
     @property
@@ -114,10 +118,15 @@ class NamedFeedback:
         """Whether residuals of a state can be loaded."""
         return self.wanted is not False and bool(self._names)
 
+    def scale_to(self, loss_scale: float) -> None:
+        """Sets the factor that is in the gradients, and scales the residuals to it."""
+        self.store.loss_scale = loss_scale
+        self.loss_scale = loss_scale
+
     def load(self, state: Mapping[str, Any], comm: Communicator, strict: bool) -> None:
-        """Restores a store's state. Parameters that it lacks, trained only since, start from zero.
-        Raises ConfigError as the store does, and if strict for names that are unknown here: their
-        residuals would be lost."""
+        """Restores a store's state, in its units. Parameters that it lacks, trained only since, start
+        from zero. Raises ConfigError as the store does, and if strict for names that are unknown
+        here: their residuals would be lost."""
         before = set(self.store)
         self.reserve()
         try:
@@ -128,6 +137,7 @@ class NamedFeedback:
             for name in set(self.store) - before:
                 self.store.remove(name)
             raise
+        self._is_loaded = True
 
     def _require_known(self, tensors: object) -> None:
         unknown = sorted(set(tensors) - set(self.store)) if isinstance(tensors, Mapping) else []

@@ -173,7 +173,7 @@ class OneStepStale(Pace):
     def _defer(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
         """Sends a copy of the bucket, and writes the mean of the step before to the bucket."""
         store = self._swap_with_late(bucket)
-        scale = self._residuals.store.loss_scale
+        scale = self._residuals.loss_scale
         if self._correction is not None:
             self._correction.note(bucket.slices, store, bucket.buffer, scale)
         try:
@@ -209,7 +209,7 @@ class OneStepStale(Pace):
             for one, late in zip(bucket.slices, pending, strict=True):
                 if late is not None:
                     one.elements(buffer).copy_(late.mean)
-        scale = self._residuals.store.loss_scale
+        scale = self._residuals.loss_scale
         for one, late in zip(bucket.slices, pending, strict=True):
             if late is not None and late.scale != scale:
                 one.elements(buffer).mul_(scale / late.scale)
@@ -238,7 +238,7 @@ class OneStepStale(Pace):
         self._wait_for_means()
         if self._transport.error is not None:
             raise self._transport.error
-        pending, scale = {}, self._residuals.store.loss_scale
+        pending, scale = {}, self._residuals.loss_scale
         for name, parameter in self._residuals.named().items():
             late = self._pending.get(id(parameter))
             if late is None:
@@ -260,7 +260,7 @@ class OneStepStale(Pace):
         is_ahead = any(ahead.values())
         if not means and not is_ahead:
             return {}
-        state: dict[str, Any] = {"means": means, "loss_scale": self._residuals.store.loss_scale}
+        state: dict[str, Any] = {"means": means, "loss_scale": self._residuals.loss_scale}
         if is_ahead:
             state["correction"] = {"exact": dict(self._transport.place), **ahead}
         return state
