@@ -1,4 +1,5 @@
-"""A rank's own state: its residuals, for the same rank of a world of the same size.
+"""States for checkpoints: a rank's own, for the same rank of a world of the same size, and gathered
+ones.
 
     state_dict()         this rank's own, exact state; nothing is sent; a restart has the same bits
     gather_state_dict()  residuals of all ranks together, by a collective; the same on all ranks and
@@ -28,6 +29,7 @@ import numpy as np
 
 from .communicator import Communicator
 from .config import names_arguments
+from .core.calls import naming
 from .core.faces.torch import torch_of_caller
 from .core.residuals import Floats
 from .errors import ConfigError, warn_caller
@@ -124,6 +126,33 @@ def without_exact(state_dict: F) -> F:
         "gather_state_dict(), which all ranks call, is for a world of any size"
     )
     return names_arguments(state_dict, removed={"exact": gone})
+
+
+class Checkpointed:
+    """Base of objects that have a state for checkpoints."""
+
+    def saved(self, *, own: bool) -> dict[str, Any]:
+        """Returns this rank's own state; or the gathered one, by a collective."""
+        raise NotImplementedError
+
+    @without_exact
+    def state_dict(self) -> dict[str, Any]:
+        """State of this rank, with which the same rank of a world of the same size continues to the
+        bit. Nothing is sent; each rank saves its own, in a file of its own. Raises ConfigError
+        while an exchange of it is in flight that the state cannot hold."""
+        return self.saved(own=True)
+
+    def gather_state_dict(self) -> dict[str, Any]:
+        """State for a world of any size, the same on all ranks. Training continues from it along
+        the same curve, though not to the bit. A collective.
+
+        Raises:
+            ConfigError: as ``state_dict``.
+            MismatchError: the ranks' states differ in size, or not all ranks call it.
+            RingcommError: as ``allreduce``.
+        """
+        with naming(f"gather_state_dict() of {type(self).__name__}"):
+            return self.saved(own=False)
 
 
 def as_callers(array: Floats) -> Any:

@@ -209,6 +209,10 @@ class FeedbackStore:
         saved = _save([self._items[name] for name in names], names, given_or_default(comm))
         return self._state_of(dict(zip(names, saved, strict=True)))
 
+    def saved(self, comm: Communicator, *, own: bool) -> dict[str, Any]:
+        """Returns ``state_dict`` or, by a collective, ``gather_state_dict``."""
+        return self.state_dict(comm) if own else self.gather_state_dict(comm)
+
     def _state_of(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         return {"format": _FORMAT, "loss_scale": self._loss_scale, "tensors": tensors}
 

@@ -30,14 +30,13 @@ from typing import Any
 import numpy as np
 
 from .api import given_or_default
-from .communicator import Communicator
-from .core.calls import naming
+from .communicator import Communicator, require_same
 from .core.chunks import Bytes, Entries, Floats, Format, as_view, join, select
 from .core.work import Work, WorkStats
-from .errors import ConfigError, MismatchError, RingcommError
-from .exact import as_callers, floats_of, is_exact, is_own, place_of, without_exact
+from .errors import ConfigError, RingcommError
+from .exact import Checkpointed, as_callers, floats_of, is_exact, is_own, place_of, require_format
 
-_STATE = 1
+_FORMAT = 1
 _MOST_GATHERED = 4  # most ranks for which "auto" sends every payload to all
 AGGREGATES = ("mean", "senders")
 EXCHANGES = ("auto", "gather", "owner")
@@ -45,7 +44,7 @@ EXCHANGES = ("auto", "gather", "owner")
 __all__ = ["Entries", "SparseExchange", "SparseRound"]
 
 
-class SparseExchange:
+class SparseExchange(Checkpointed):
     """Exchanges one tensor's largest elements, round after round, with error feedback.
 
     Args:
@@ -190,54 +189,28 @@ class SparseExchange:
 
     # ---- states ----
 
-    @without_exact
-    def state_dict(self) -> dict[str, Any]:
-        """Returns this rank's own residuals, with which the same rank of a world of the same size
-        continues bit by bit: ``worker``, float32[count], ``owner``, float32, for the elements from
-        ``owner_start`` on, ``count``, ``format``, and in ``exact`` the rank it belongs to. Nothing
-        is sent.
+    def saved(self, *, own: bool) -> dict[str, Any]:
+        """Returns ``format``, ``count`` and residuals: this rank's own, ``worker``, float32[count],
+        and ``owner``, float32, for the elements from ``owner_start`` on, with the rank in
+        ``exact``. Or, by an all-reduce of two float32 per element, those of all ranks: the mean of
+        the residuals of the deltas, and those of the sums, float32[count] each.
 
-        Raises ConfigError while a round is in flight.
+        Raises as ``gather_state_dict``; ConfigError while a round is in flight.
         """
         self._require_idle()
         start, owner = self._way.owner_residual()
-        return {
-            "format": _STATE,
-            "count": self.count,
-            "owner_start": start,
-            "exact": place_of(self.comm),
-            "worker": as_callers(self._residual.copy()),
-            "owner": as_callers(owner.copy()),
-        }
-
-    @naming("gather_state_dict() of SparseExchange")
-    def gather_state_dict(self) -> dict[str, Any]:
-        """Returns the residuals of all ranks together, for a world of any size: ``worker``, the
-        mean of the residuals of the deltas, and ``owner``, those of the sums, float32[count] each.
-        A collective with the same result on all ranks. It costs an all-reduce of two float32 per
-        element.
-
-        Raises:
-            ConfigError: a round is in flight.
-            MismatchError: the ranks' tensors differ in size, or not all ranks call it.
-            RingcommError: as ``allreduce``.
-        """
-        self._require_idle()
-        start, owner = self._way.owner_residual()
-        whole = np.zeros(self.count, np.float32)
-        whole[start : start + len(owner)] = owner
-        sizes = self.comm.allgather(np.array([self.count]))
-        if (sizes != self.count).any():
-            raise MismatchError(f"the ranks' tensors have {sizes.ravel().tolist()} elements")
-        worker = self.comm.allreduce(self._residual.copy(), "avg")
-        self.comm.allreduce(whole)
-        return {
-            "format": _STATE,
-            "count": self.count,
-            "owner_start": 0,
-            "worker": as_callers(worker),
-            "owner": as_callers(whole),
-        }
+        state: dict[str, Any] = {"format": _FORMAT, "count": self.count}
+        if own:
+            residuals = {"worker": self._residual.copy(), "owner": owner.copy()}
+            state |= {"owner_start": start, "exact": place_of(self.comm)}
+        else:
+            whole = np.zeros(self.count, np.float32)
+            whole[start : start + len(owner)] = owner
+            require_same(self.comm, [self.count], "tensors, whose elements count")
+            worker = self.comm.allreduce(self._residual.copy(), "avg")
+            residuals = {"worker": worker, "owner": self.comm.allreduce(whole)}
+            state |= {"owner_start": 0}
+        return state | {name: as_callers(one) for name, one in residuals.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a state of ``state_dict`` or ``gather_state_dict``. Nothing is sent; each
@@ -263,11 +236,12 @@ class SparseExchange:
 
     def _read(self, state: Mapping[str, Any]) -> tuple[Floats, Floats, int]:
         wrong = ConfigError("this is no state of a SparseExchange")
-        if not isinstance(state, Mapping) or state.get("format") != _STATE:
+        if not isinstance(state, Mapping) or "count" not in state:
             raise wrong
-        if state.get("count") != self.count:
+        require_format(state, _FORMAT, "the sparse exchange")
+        if state["count"] != self.count:
             raise ConfigError(
-                f"the state is of {state.get('count')} elements, and this exchange of {self.count}"
+                f"the state is of {state['count']} elements, and this exchange of {self.count}"
             )
         worker, owner = (floats_of(state.get(part)) for part in ("worker", "owner"))
         start = state.get("owner_start")

@@ -200,8 +200,8 @@ def across_hosts() -> None:
 
 
 def _resumes(mesh: Any, across: Any) -> None:
-    """Goes on to the bit with the residuals of a state, saved under a loss scale that has ended, and
-    not without them."""
+    """Goes on to the bit with the residuals of a state, saved under a loss scale that has ended,
+    and not without them."""
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
     def begin() -> tuple[nn.Module, Any, Compressed]:

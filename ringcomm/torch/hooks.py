@@ -33,7 +33,7 @@ from ..codecs import CODECS, Compression
 from ..communicator import Communicator
 from ..core.calls import naming
 from ..errors import ConfigError, RingcommError, TensorError
-from ..exact import without_exact
+from ..exact import Checkpointed, require_format
 from ..feedback import ErrorFeedback, FeedbackStore
 from . import guards, profiling
 from .argument_checks import require_able, require_truth, require_whole, takes
@@ -47,6 +47,7 @@ from .sync.agreement import require_alike
 from .sync.exchange_report import ExchangeReport
 from .transport import BucketInFlight, FlatTransport, GradientFuture, Transport
 
+_FORMAT = 1  # of states; those without a number have it, too
 #: Removed arguments and their replacements; see ``names_arguments``.
 REMOVED = {"policy": "has been removed: give the CodecPolicy as compression="}
 
@@ -64,7 +65,7 @@ class HookSettings(TypedDict, total=False):
     transport: Transport | None
 
 
-class HookState:
+class HookState(Checkpointed):
     """Settings, residuals and measurements of the gradient hook.
 
     Args:
@@ -228,25 +229,9 @@ class HookState:
 
     # ---- checkpoints, and the end ----
 
-    @without_exact
-    def state_dict(self) -> dict[str, Any]:
-        """State of this rank for a checkpoint: residuals and gradients in flight, by parameter, the
-        policy's state, and the number of steps beside any of these or a warm-up. Empty if there is
-        nothing to keep. Nothing is sent.
-
-        Each rank saves its own, in a file of its own, and in a world of the same size continues
-        from it to the bit.
-        """
-        return self._state(own=True)
-
-    def gather_state_dict(self) -> dict[str, Any]:
-        """State for a world of any size, the same on all ranks: training continues from it along
-        the same curve, though not to the bit. A collective; it raises what
-        ``FeedbackStore.gather_state_dict`` raises."""
-        with naming(f"gather_state_dict() of {type(self).__name__}"):
-            return self._state(own=False)
-
-    def _state(self, *, own: bool) -> dict[str, Any]:
+    def saved(self, *, own: bool) -> dict[str, Any]:
+        """Returns residuals and gradients in flight, by parameter, the policy's state, and the
+        number of steps beside any of these or a warm-up. Empty if there is nothing to keep."""
         policy = self._policy.state_dict()
         if policy and not own:
             policy = self.transport.exchange.shared(policy)
@@ -254,11 +239,9 @@ class HookState:
         state: dict[str, Any] = {key: part for key, part in parts.items() if part}
         if self.residuals.keeps:
             self.residuals.commit_or_undo()
-            store = self.feedback
-            saved = store.state_dict(self.comm) if own else store.gather_state_dict(self.comm)
-            state["feedback"] = self.transport.joined(saved)
+            state["feedback"] = self.transport.joined(self.feedback.saved(self.comm, own=own))
         if self.warmup_steps or state:
-            state["steps"] = self.steps
+            state |= {"format": _FORMAT, "steps": self.steps}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -494,11 +477,13 @@ class HookState:
 
 def _steps_of(state: object) -> int:
     """Returns the number of steps in a HookState's state. Raises ConfigError for anything else."""
-    if not isinstance(state, Mapping) or not set(state) <= {"steps", "feedback", "policy", "pace"}:
+    keys = {"format", "steps", "feedback", "policy", "pace"}
+    if not isinstance(state, Mapping) or not set(state) <= keys:
         raise ConfigError(
             "this is no state of a HookState: it has other keys than 'steps', "
             "'feedback', 'policy' and 'pace'"
         )
+    require_format({"format": _FORMAT, **state}, _FORMAT, "HookState")
     return require_whole("number of steps in the state", state.get("steps", 0), 0)
 
 

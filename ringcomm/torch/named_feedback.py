@@ -124,9 +124,9 @@ class NamedFeedback:
         self.loss_scale = loss_scale
 
     def load(self, state: Mapping[str, Any], comm: Communicator, strict: bool) -> None:
-        """Restores a store's state, in its units. Parameters that it lacks, trained only since, start
-        from zero. Raises ConfigError as the store does, and if strict for names that are unknown
-        here: their residuals would be lost."""
+        """Restores a store's state, in its units. Parameters that it lacks, trained only since,
+        start from zero. Raises ConfigError as the store does, and if strict for names that are
+        unknown here: their residuals would be lost."""
         before = set(self.store)
         self.reserve()
         try:

@@ -126,8 +126,8 @@ class OneBitAdam(WireOptimizer):
 
     # ---- states, which torch's AdamW can load, too ----
 
-    def _state_dict(self, feedback: dict[str, Any]) -> dict[str, Any]:
-        state = super()._state_dict(feedback)
+    def saved(self, *, own: bool) -> dict[str, Any]:
+        state = super().saved(own=own)
         for span in self._spans:
             for place in span.slices:
                 step = torch.tensor(float(self._rule.step_of(span)), device="cpu")

@@ -28,6 +28,7 @@ import torch
 from ...communicator import Communicator, require_same
 from ...core.calls import naming
 from ...errors import ConfigError, RingcommError, warn_caller
+from ...exact import Checkpointed
 from ..argument_checks import require
 from ..group import default_comm
 from ..guards import refuse_others
@@ -51,7 +52,7 @@ S = TypeVar("S", bound=ParameterBucket)
 F = TypeVar("F", bound=BegunExchange)
 
 
-class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
+class ExchangingOptimizer(Checkpointed, torch.optim.Optimizer, Generic[S, F]):
     """Base of optimizers that exchange by themselves.
 
     Making one is a collective: all ranks start from rank 0's parameters. (Buffers, as those of
@@ -119,6 +120,16 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
 
     def _step(self) -> None:
         """Does the exchange and the update, after the checks of ``step``."""
+        raise NotImplementedError
+
+    def _read(self, tensors: Mapping[int, Any], own: Mapping[str, Any]) -> Callable[[], None]:
+        """Reads a state, and returns what takes it. Changes nothing, and raises ConfigError for a
+        state that does not fit.
+
+        Args:
+            tensors: by the number of each parameter, as in torch.optim's form.
+            own: what ``_state_with`` was given when it was saved.
+        """
         raise NotImplementedError
 
     # ---- for the caller ----
@@ -264,10 +275,10 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
 
     # ---- states ----
 
-    def _saved(self, **own: Any) -> dict[str, Any]:
+    def _state_with(self, **own: Any) -> dict[str, Any]:
         """Returns a state in torch.optim's form, with this class's counts and ``own`` under a key
         of ringcomm's."""
-        state = super().state_dict()
+        state = torch.optim.Optimizer.state_dict(self)
         state["state"] = {index: dict(one) for index, one in state["state"].items()}
         state[saved.KEY] = {
             "format": saved.FORMAT,
@@ -278,11 +289,20 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         }
         return state
 
-    def _load_common(self, state_dict: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Takes hyperparameters and counts from a state; ``own``: its part that
-        ``saved.require_method`` returned."""
-        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores what ``state_dict`` or ``gather_state_dict`` returned. Nothing is sent; each
+        rank loads its own, or all load the same. Parameters that are not in it begin anew.
+
+        Raises ConfigError for a state of another method or model, or ``state_dict`` of a world of
+        another size. (With ``state_dict`` of another rank of as many, residuals start from zero,
+        with a warning.)
+        """
+        own = saved.require_method(state_dict, self._method)
+        take = self._read(state_dict["state"], own)
+        groups = {"state": {}, "param_groups": state_dict["param_groups"]}
+        torch.optim.Optimizer.load_state_dict(self, groups)
         self.steps, self.skipped = int(own["steps"]), int(own["skipped"])
+        take()
 
 
 class Overlap(Generic[S, F]):

@@ -18,14 +18,13 @@ Invariants: all ranks apply the same decoded update by operations that round onc
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 
 from ...codecs import Compression, parse
 from ...communicator import Communicator
-from ...core.calls import naming
 from ...core.work import Work
 from ...exact import place_of
 from ...feedback import FeedbackStore
@@ -49,6 +48,8 @@ class Muon(ExchangingOptimizer[Owned, Any]):
         gradients: codec of the gradients, with error feedback if it needs that.
         updates: codec of the updates; bf16 rounds nothing.
         max_norm, comm: as in WireOptimizer.
+
+    In a state of another rank this rank's momentum is lacking.
 
     Raises ConfigError for a parameter that is no matrix, and what ExchangingOptimizer raises.
     """
@@ -153,41 +154,32 @@ class Muon(ExchangingOptimizer[Owned, Any]):
             for place in owned.own.slices:
                 self.state[place.tensor] = {"momentum_buffer": place.of(owned.momentum)}
 
-    def _state(self, **own: Any) -> dict[str, Any]:
-        return self._saved(layout=[owned.indices for owned in self._spans], **own)
-
-    def state_dict(self) -> dict[str, Any]:
-        """State of this rank: its matrices' momentum, and its residuals. Nothing is sent. If each
-        rank saves and loads its own, in a world of the same size, training continues to the bit."""
-        return self._state(feedback=self.feedback.state_dict(self._comm))
-
-    @naming("gather_state_dict() of Muon")
-    def gather_state_dict(self) -> dict[str, Any]:
-        """State for a world of any size, which torch.optim.Muon can load, too. A collective; all
-        ranks get the same. Raises what ``allreduce`` raises."""
-        state, residuals = self._state(), self.feedback.gather_state_dict(self._comm)["tensors"]
-        for owned in self._spans:
-            state["state"].update(owned.gathered(residuals))
+    def saved(self, *, own: bool) -> dict[str, Any]:
+        """Returns this rank's residuals, and momentum of its matrices; or those of all, which
+        torch.optim.Muon can load, too."""
+        residuals = self.feedback.saved(self._comm, own=own)
+        kept = {"feedback": residuals} if own else {}
+        state = self._state_with(layout=[owned.indices for owned in self._spans], **kept)
+        for owned in self._spans if not own else ():
+            state["state"].update(owned.gathered(residuals["tensors"]))
         return state
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what ``state_dict`` or ``gather_state_dict`` returned. Nothing is sent; each
-        rank loads its own, or all load the same.
-
-        Raises ConfigError as WireOptimizer's does. (Another rank's own lacks this rank's momentum.)
-        """
-        own, feedback = saved.require_method(state_dict, "Muon"), FeedbackStore()
-        residuals, is_taken = own.get("feedback"), True  # a gathered state has none
+    def _read(self, tensors: Mapping[int, Any], own: Mapping[str, Any]) -> Callable[[], None]:
+        residuals = own.get("feedback")  # None in a gathered state, which has them by matrix
+        feedback = FeedbackStore()
         if residuals is not None:
-            feedback.load_state_dict(residuals, self._comm, strict=False)
-            is_taken = dict(residuals["exact"]) == dict(place_of(self._comm))
+            feedback = saved.read_feedback(residuals, self._comm)
         every = [saved.held_by(one, self._indexed()) for one in own["layout"]]
         found = [Owned(held, self._comm, self._codec, feedback) for held in every]
-        for owned in found if is_taken else ():
-            owned.load(state_dict["state"])
-        self._load_common(state_dict, own)
-        self.feedback = feedback
-        self._use(found)
+        if residuals is None or dict(residuals["exact"]) == dict(place_of(self._comm)):
+            for owned in found:
+                owned.load(tensors)
+
+        def take() -> None:
+            self.feedback = feedback
+            self._use(found)
+
+        return take
 
 
 def _move(parameter: torch.Tensor, update: torch.Tensor, group: Mapping[str, Any]) -> None:

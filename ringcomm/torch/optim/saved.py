@@ -15,8 +15,10 @@ from typing import Any
 
 import torch
 
+from ...communicator import Communicator
 from ...errors import ConfigError
 from ...exact import require_format
+from ...feedback import FeedbackStore
 from ..sync.bucket import master_dtype
 from .span import IndexedParameter, Place, Span
 
@@ -89,6 +91,13 @@ def _require_known(indices: Iterable[int], parameters: Sequence[IndexedParameter
     wrong = next((index for index in indices if not 0 <= index < len(parameters)), None)
     if wrong is not None:
         raise ConfigError(f"the state is of another model: it has a parameter {wrong}")
+
+
+def read_feedback(state: Mapping[str, Any], comm: Communicator) -> FeedbackStore:
+    """Returns the residuals of a state. Raises ConfigError for those of a world of another size."""
+    feedback = FeedbackStore()
+    feedback.load_state_dict(state, comm, strict=False)
+    return feedback
 
 
 def read_spans(

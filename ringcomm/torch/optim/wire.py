@@ -20,14 +20,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
 import torch
 
 from ...codecs import CODECS
 from ...communicator import Communicator
-from ...core.calls import naming
 from ...errors import ConfigError, RingcommError, warn_caller
 from ...feedback import FeedbackStore
 from ..argument_checks import require_whole
@@ -322,45 +321,29 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
 
     # ---- states ----
 
-    def state_dict(self) -> dict[str, Any]:
-        """State in torch.optim's form, with the residuals of this rank. Nothing is sent. If each
-        rank saves and loads its own, in a world of the same size, training continues to the bit."""
-        return self._state_dict(self.feedback.state_dict(self._comm))
-
-    def gather_state_dict(self) -> dict[str, Any]:
-        """State in torch.optim's form, with the residuals of all ranks, for a world of any size. A
-        collective; all ranks get the same. Raises what ``allreduce`` raises."""
-        with naming(f"gather_state_dict() of {type(self).__name__}"):
-            state = self._state_dict(self.feedback.gather_state_dict(self._comm))
-            for span in self._spans:
-                for name in sorted(self._rule.local):
-                    mean = self._comm.allreduce(span.state[name].clone(), "avg")
-                    for place in span.slices:
-                        state["state"][place.index][name] = place.of(mean)
+    def saved(self, *, own: bool) -> dict[str, Any]:
+        """Returns a state in torch.optim's form, with the residuals of this rank or of all."""
+        state = self._state_with(
+            spans=saved.saved_layout(self._spans),
+            rule=self._rule.saved(),
+            feedback=self.feedback.saved(self._comm, own=own),
+        )
+        for span in self._spans if not own else ():
+            for name in sorted(self._rule.local):
+                mean = self._comm.allreduce(span.state[name].clone(), "avg")
+                for place in span.slices:
+                    state["state"][place.index][name] = place.of(mean)
         return state
 
-    def _state_dict(self, feedback: dict[str, Any]) -> dict[str, Any]:
-        return self._saved(
-            spans=saved.saved_layout(self._spans), rule=self._rule.saved(), feedback=feedback
-        )
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what ``state_dict`` or ``gather_state_dict`` returned. Nothing is sent; each
-        rank loads its own, or all load the same. Parameters that are not in it begin anew.
-
-        Raises ConfigError for a state of another method or model, or ``state_dict`` of a world of
-        another size. (With ``state_dict`` of another rank of as many, residuals start from zero,
-        with a warning.)
-        """
-        own = saved.require_method(state_dict, self._method)
-        feedback = FeedbackStore()
-        feedback.load_state_dict(own["feedback"], self._comm, strict=False)
-        spans = saved.read_spans(
-            own["spans"], self._indexed(), self._rule.states, state_dict["state"]
-        )
+    def _read(self, tensors: Mapping[int, Any], own: Mapping[str, Any]) -> Callable[[], None]:
+        feedback = saved.read_feedback(own["feedback"], self._comm)
+        spans = saved.read_spans(own["spans"], self._indexed(), self._rule.states, tensors)
         if self._overlap is not None:
             self._overlap.cancel()
-        self._load_common(state_dict, own)
-        self._use(spans)
-        self._rule.restore(own["rule"])
-        self.feedback = feedback
+
+        def take() -> None:
+            self._use(spans)
+            self._rule.restore(own["rule"])
+            self.feedback = feedback
+
+        return take

@@ -44,7 +44,7 @@ from ...codecs import Compression
 from ...communicator import Communicator
 from ...core.calls import naming
 from ...errors import ConfigError, RingcommError
-from ...exact import without_exact
+from ...exact import Checkpointed
 from ...membership import Membership
 from .. import guards
 from ..group import default_comm
@@ -64,7 +64,7 @@ _attached: weakref.WeakSet[OuterStep] = weakref.WeakSet()
 _attaching = threading.Lock()
 
 
-class OuterStep:
+class OuterStep(Checkpointed):
     """Exchanges the ranks' models every so many iterations, and not their gradients.
 
     Args:
@@ -330,22 +330,13 @@ class OuterStep:
 
     # ---- checkpoints ----
 
-    @without_exact
-    def state_dict(self) -> dict[str, Any]:
-        """State of this rank: anchor, outer momentum, residuals of codecs, a round on its way,
-        iteration. Nothing is sent. Together with its model and optimizer states the same rank of a
-        world of the same size continues from it to the bit."""
+    def saved(self, *, own: bool) -> dict[str, Any]:
+        """Returns anchor, outer momentum, residuals of codecs and the iteration. This rank's own
+        state has a round on its way, too, and needs its model's and optimizer's states beside it;
+        from the gathered one, without their training since the last round, all ranks continue from
+        the anchor."""
         self._rounds.wait_for_round()
-        return state.saved(self._rounds, self._wires, self._wires_comm, own=True)
-
-    @naming("gather_state_dict() of OuterStep")
-    def gather_state_dict(self) -> dict[str, Any]:
-        """State for a world of any size, the same on all ranks. A collective. All ranks continue
-        from the anchor; their training since the last round is not in it.
-
-        Raises what ``allreduce`` raises."""
-        self._rounds.wait_for_round()
-        return state.saved(self._rounds, self._wires, self._wires_comm, own=False)
+        return state.saved(self._rounds, self._wires, self._wires_comm, own=own)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restores what ``state_dict`` or ``gather_state_dict`` returned, before or after

@@ -135,7 +135,7 @@ class DenseWires:
         of any size."""
         if not self._keeps:
             return {}
-        return self._store.state_dict(comm) if own else self._store.gather_state_dict(comm)
+        return self._store.saved(comm, own=own)
 
     def restore(self, state: Mapping[str, Any], comm: Communicator) -> None:
         """Takes what ``saved`` returned."""
@@ -167,11 +167,7 @@ class SparseWires:
 
     def saved(self, comm: Communicator, *, own: bool) -> dict[str, Any]:
         """Returns the unsent elements, as DenseWires return residuals."""
-        exchanges = {name: wire.exchange_on(comm) for name, wire in self._wires.items()}
-        blocks = {
-            name: one.state_dict() if own else one.gather_state_dict()
-            for name, one in exchanges.items()
-        }
+        blocks = {name: wire.exchange_on(comm).saved(own=own) for name, wire in self._wires.items()}
         return {"kind": "sparse", "blocks": blocks}
 
     def restore(self, state: Mapping[str, Any], comm: Communicator) -> None:

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from ...communicator import Communicator
-from ...core.calls import naming
 from ...core.chunks import take
 from ...errors import ConfigError
 from ...exact import is_exact, is_own, place_of
@@ -60,6 +59,8 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
 
     Memory, beside parameter and gradient: 20 bytes for each element (gradient and weights, float32;
     the weights that the model sees; the residual, twice), and the optimizer's 4.25 or 8.
+
+    A load gives the model the weights in the state; parameters that are not in it keep theirs.
 
     Attributes:
         skipped: number of skipped buckets.
@@ -191,13 +192,15 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
     # ---- layout ----
 
     def _add(self, new: Sequence[IndexedParameter]) -> None:
-        added = [self._prepared(bucket) for bucket in map(HostBucket, filled(new, BUCKET_BYTES, 4))]
+        made = map(HostBucket, filled(new, BUCKET_BYTES, 4))
+        added = [self._with_states(bucket) for bucket in made]
+        for bucket in added:
+            bucket.exchange = self._exchange(self.comm, bucket.count)
         self._spans += added
         if self._overlap is not None:
             self._overlap.extend(added)  # rounds that have begun cannot be dropped
 
-    def _prepared(self, bucket: HostBucket) -> HostBucket:
-        bucket.exchange = self._exchange(self.comm, bucket.count)
+    def _with_states(self, bucket: HostBucket) -> HostBucket:
         bucket.states = self.states(bucket.count, -(-bucket.count // BLOCK))
         return bucket
 
@@ -217,42 +220,24 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def state_dict(self) -> dict[str, Any]:
-        """State with param_groups, and under "ringcomm" this rank's buckets. Nothing is sent. (With
-        staleness it first shows updates in flight, as ``flush`` does.) If each rank saves and loads
-        its own, in a world of the same size, training continues to the bit."""
-        return self._state_dict(lambda exchange: exchange.state_dict())
-
-    def gather_state_dict(self) -> dict[str, Any]:
-        """State with the residuals of all ranks, for a world of any size; otherwise like
-        ``state_dict``. A collective; all ranks get the same. Raises what ``allreduce`` raises."""
-        with naming(f"gather_state_dict() of {self._method}"):
-            return self._state_dict(lambda exchange: exchange.gather_state_dict())
-
-    def _state_dict(self, saved_of: Callable[[SparseExchange], dict[str, Any]]) -> dict[str, Any]:
+    def saved(self, *, own: bool) -> dict[str, Any]:
+        """Returns a state with param_groups, and under "ringcomm" the buckets: their weights and
+        the optimizer's states, the same on all ranks, and residuals of this rank or of all. (With
+        staleness it first shows updates in flight, as ``flush`` does.)"""
         self._finish_updates()
-        return self._saved(
+        return self._state_with(
             buckets=[
                 {
                     "indices": list(bucket.indices),
                     "master": torch.from_numpy(bucket.master.copy()),
                     "states": {name: _as_tensor(one) for name, one in bucket.states.items()},
-                    "exchange": saved_of(bucket.exchange),
+                    "exchange": bucket.exchange.saved(own=own),
                 }
                 for bucket in self._spans
             ]
         )
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what ``state_dict`` or ``gather_state_dict`` returned, with its buckets; the
-        model gets the weights that are in it. Nothing is sent; each rank loads its own, or all load
-        the same. Parameters that are not in it keep their weights, and begin anew.
-
-        Raises ConfigError for a state of another method or model, or ``state_dict`` of a world of
-        another size. (With ``state_dict`` of another rank of as many, residuals start from zero,
-        with a warning.)
-        """
-        own = saved.require_method(state_dict, self._method)
+    def _read(self, tensors: Mapping[int, Any], own: Mapping[str, Any]) -> Callable[[], None]:
         self._finish_updates()
         layout = own["buckets"]
         exact = next((one["exchange"] for one in layout if is_exact(one["exchange"])), None)
@@ -263,17 +248,20 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
             is_whole = is_exact(one["exchange"]) or one["exchange"]["count"] == bucket.count
             if is_whole and not is_others:
                 exchange.load_state_dict(one["exchange"])
-        self._load_common(state_dict, own)
-        for bucket, exchange in zip(buckets, exchanges, strict=True):
-            bucket.exchange = exchange
-        if buckets is not self._spans:
-            self._spans = buckets
-            if self._overlap is not None:
-                self._overlap.watch(buckets)
-        for one, bucket in zip(layout, buckets, strict=True):
-            bucket.load(one["master"])
-            for name, array in bucket.states.items():
-                array[:] = one["states"][name].numpy().view(array.dtype)
+
+        def take() -> None:
+            for bucket, exchange in zip(buckets, exchanges, strict=True):
+                bucket.exchange = exchange
+            if buckets is not self._spans:
+                self._spans = buckets
+                if self._overlap is not None:
+                    self._overlap.watch(buckets)
+            for one, bucket in zip(layout, buckets, strict=True):
+                bucket.load(one["master"])
+                for name, array in bucket.states.items():
+                    array[:] = one["states"][name].numpy().view(array.dtype)
+
+        return take
 
     def _laid_out_as(self, layout: Sequence[Mapping[str, Any]]) -> list[HostBucket]:
         """Returns buckets laid out as in a saved state: the present ones if they are the same.
@@ -285,7 +273,7 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
                 raise ConfigError("the state is of another model, or of other parameter groups")
         if [one["indices"] for one in layout] == [bucket.indices for bucket in self._spans]:
             return self._spans
-        return [self._prepared(HostBucket(parameters)) for parameters in held]
+        return [self._with_states(HostBucket(parameters)) for parameters in held]
 
     def _finish_updates(self) -> None:
         """Waits for updates in flight, and shows them. Raises ConfigError between backward and
