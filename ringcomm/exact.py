@@ -170,6 +170,27 @@ def floats_of(value: object) -> Floats | None:
     return array if array.dtype == np.float32 and array.ndim == 1 else None
 
 
+def residuals_of(state: Mapping[str, Any], name: str) -> tuple[Floats, Floats, int | None]:
+    """Returns ``worker``, ``owner`` and ``owner_start`` of a tensor's state; the start is None in a
+    gathered one. Raises ConfigError, with the name of who loads it, where they do not fit."""
+    worker, owner = (floats_of(state.get(part)) for part in ("worker", "owner"))
+    if worker is None or owner is None:
+        raise ConfigError(
+            f"{name}: the residuals of a state are float32 of one dimension, in host memory"
+        )
+    if not is_exact(state):
+        if len(worker) != len(owner):
+            raise ConfigError(
+                f"{name}: the state has {len(worker)} residuals of the workers and "
+                f"{len(owner)} of the owners; it must be as many"
+            )
+        return worker, owner, None
+    start = state.get("owner_start")
+    if not isinstance(start, int) or not 0 <= start <= len(worker) - len(owner):
+        raise ConfigError(f"{name}: this is no state_dict() of a rank: its owner_start is {start}")
+    return worker, owner, start
+
+
 def _format_place(place: Place) -> str:
     """Formats a place as "rank 1 of 4", or "place 0 of 2 on host 1 of 4"."""
     text = f"rank {place['rank']} of {place['world_size']}"

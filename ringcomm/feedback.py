@@ -30,7 +30,15 @@ from .communicator import Communicator, require_same
 from .core.calls import naming
 from .core.residuals import Floats, Residuals, require_scale
 from .errors import ConfigError
-from .exact import as_callers, as_own, floats_of, is_exact, place_of, require_format, without_exact
+from .exact import (
+    as_callers,
+    as_own,
+    is_exact,
+    place_of,
+    require_format,
+    residuals_of,
+    without_exact,
+)
 
 _FORMAT = 1
 _MOST_ELEMENTS = 2 << 20  # elements of tensors that one all-reduce saves together
@@ -293,22 +301,10 @@ def _read(state: object, name: str, comm: Communicator) -> _State:
         )
     require_format(state, _FORMAT, name)
     require_scale(f"{name}: loss_scale", state.get("loss_scale"))
-    worker, owner = (floats_of(state[part]) for part in ("worker", "owner"))
-    if worker is None or owner is None:
-        raise ConfigError(
-            f"{name}: the residuals of a state are float32 of one dimension, in host memory"
-        )
+    worker, owner, start = residuals_of(state, name)
     own = is_exact(state)
-    start = state.get("owner_start") if own else None
-    if own:
-        fits = isinstance(start, int) and 0 <= start <= len(worker) - len(owner)
-        if not fits or state["exact"] != dict(place_of(comm)):
-            raise ConfigError(f"{name}: this is no state_dict() of an ErrorFeedback")
-    elif len(worker) != len(owner):
-        raise ConfigError(
-            f"{name}: the state has {len(worker)} residuals of the workers and "
-            f"{len(owner)} of the owners; it must be as many"
-        )
+    if own and state["exact"] != dict(place_of(comm)):
+        raise ConfigError(f"{name}: this is no state_dict() of an ErrorFeedback")
     if state["op"] not in (None, "sum", "avg") and not (own and state["op"] == "gather"):
         raise ConfigError(f"{name}: the state's op is {state['op']!r}; it must be sum or avg")
     return _State(worker, owner, start, state["op"], float(state["loss_scale"]))

@@ -34,7 +34,15 @@ from .communicator import Communicator, require_same
 from .core.chunks import Bytes, Entries, Floats, Format, as_view, join, select
 from .core.work import Work, WorkStats
 from .errors import ConfigError, RingcommError
-from .exact import Checkpointed, as_callers, floats_of, is_exact, is_own, place_of, require_format
+from .exact import (
+    Checkpointed,
+    as_callers,
+    is_exact,
+    is_own,
+    place_of,
+    require_format,
+    residuals_of,
+)
 
 _FORMAT = 1
 _MOST_GATHERED = 4  # most ranks for which "auto" sends every payload to all
@@ -229,28 +237,22 @@ class SparseExchange(Checkpointed):
         self._undoable = None
         if is_others:
             self._way.load(np.zeros_like(worker), np.zeros_like(worker))
-        elif is_exact(state):
-            self._way.load_exact(worker, owner, start)
-        else:
+        elif start is None:
             self._way.load(worker, owner)
+        else:
+            self._way.load_exact(worker, owner, start)
 
-    def _read(self, state: Mapping[str, Any]) -> tuple[Floats, Floats, int]:
-        wrong = ConfigError("this is no state of a SparseExchange")
+    def _read(self, state: Mapping[str, Any]) -> tuple[Floats, Floats, int | None]:
         if not isinstance(state, Mapping) or "count" not in state:
-            raise wrong
+            raise ConfigError("this is no state of a SparseExchange")
         require_format(state, _FORMAT, "the sparse exchange")
-        if state["count"] != self.count:
-            raise ConfigError(
-                f"the state is of {state['count']} elements, and this exchange of {self.count}"
-            )
-        worker, owner = (floats_of(state.get(part)) for part in ("worker", "owner"))
-        start = state.get("owner_start")
-        if worker is None or owner is None or not isinstance(start, int) or start < 0:
-            raise wrong
-        whole = self.count - start if is_exact(state) else self.count
-        if len(worker) != self.count or len(owner) > whole:
-            raise wrong
-        return worker, owner, start
+        residuals = residuals_of(state, "the sparse exchange")
+        for count in (state["count"], len(residuals[0])):
+            if count != self.count:
+                raise ConfigError(
+                    f"the state is of {count} elements, and this exchange of {self.count}"
+                )
+        return residuals
 
     def _require_idle(self) -> None:
         if self._round is not None:

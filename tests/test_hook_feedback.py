@@ -291,6 +291,8 @@ def test_a_checkpoint_of_another_model() -> None:
                 none.load_state_dict(saved)
         with pytest.raises(ConfigError, match="no state of a HookState"):
             other.load_state_dict({"residuals": 3})
+        with pytest.raises(ConfigError, match="HookState: the state has format 2"):
+            other.load_state_dict({**saved, "format": 2})
         other.load_state_dict({})
         HookState("bf16", comm).load_state_dict({})
         other.load_state_dict(saved, strict=False)

@@ -318,8 +318,10 @@ def test_states_of_others_are_refused() -> None:
             ({}, "no state"),
             ({**state, "count": 99}, "of 99 elements"),
             ({**state, "exact": {}}, "does not say whose"),
-            ({**state, "worker": np.zeros(100)}, "no state"),
-            ({**state, "worker": np.zeros(99, np.float32)}, "no state"),
+            ({**state, "worker": np.zeros(100)}, "float32 of one dimension"),
+            ({**state, "worker": np.zeros(99, np.float32)}, "of 99 elements"),
+            ({**state, "owner_start": -1}, "its owner_start is -1"),
+            ({**state, "format": 2}, "format 2; this version reads 1"),
         ):
             with pytest.raises(ConfigError, match=told):
                 one.load_state_dict(wrong)

@@ -47,7 +47,7 @@ class HierarchicalState(HookState):
             and all-gather for the gradients' device. All hosts have equally many ranks. Nothing
             else should use it during backward.
 
-    ``gather_state_dict`` has the form of HookState's, so a checkpoint fits either class, and any
+    A gathered state has the form of HookState's, so a checkpoint fits either class, and any
     number of hosts and ranks.
 
     Attributes:
