@@ -226,6 +226,10 @@ def test_a_block_where_values_are_infinite_and_equal() -> None:
     delta, is_finite = block.delta(block.local(), block.empty())
     assert is_finite
     assert torch.equal(delta, torch.zeros(3))
+    assert block.is_finite
+    block.anchor[1] = -0.0
+    block.rebase(block.local())  # what has not changed becomes the anchor, to the bit
+    assert list(map(str, tensor.tolist())) == ["-inf", "-0.0", "inf"]
     tensor[1] = math.nan
     delta, is_finite = block.delta(block.local(), block.empty())
     assert not is_finite

@@ -303,6 +303,27 @@ def test_buffers_follow_the_mean_and_counters_the_largest() -> None:
         assert torch.equal(mask, torch.tensor([-torch.inf, 0.3, 1 / 3]))  # to the bit
 
 
+def test_a_buffer_that_the_model_assigns_anew_is_exchanged() -> None:
+    class Average(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(2, 2)
+            self.register_buffer("mean", torch.zeros(2))
+            self.register_buffer("seen", torch.zeros(0))
+
+    def rank(comm: Communicator) -> list[Any]:
+        model = Average()
+        with OuterStep(model, None, every=2, comm=comm) as outer:
+            for step in range(3):
+                model.mean = model.mean + comm.rank + step
+                model.seen = torch.zeros(step)  # of another shape: it stays this rank's own
+                outer.tick()
+            with outer.anchor():
+                anchor = model.mean.tolist()
+        return [anchor, model.mean.tolist(), len(model.seen)]
+
+    assert run_ranks(2, rank) == 2 * [[[2.0, 2.0], [4.5, 4.5], 2]]
+
+
 # ---- iterations ----
 
 

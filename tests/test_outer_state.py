@@ -217,6 +217,24 @@ def test_a_refused_state_leaves_the_round_on_its_way() -> None:
     assert all(torch.equal(end, ends[0]) for end in ends)
 
 
+def test_a_state_without_residuals_drops_those_of_before() -> None:
+    def rank(comm: Communicator) -> bool:
+        model, optimizer, outer = made(comm, every=2, compression="none")
+        with outer:
+            train(model, optimizer, comm.rank, range(2))
+            state = outer.gather_state_dict()
+        model, optimizer, outer = made(comm, every=2, compression="int4")
+        with outer:
+            train(model, optimizer, comm.rank, range(2))
+            wires = outer.state_dict()["wires"]["tensors"].values()
+            assert any(one["worker"].any() for one in wires)
+            outer.load_state_dict(state)
+            wires = outer.state_dict()["wires"]["tensors"].values()
+            return any(bool(one["worker"].any()) for one in wires)
+
+    assert run_ranks(2, rank) == [False, False]
+
+
 @pytest.mark.parametrize(("there", "here"), [(3, None), (None, 3)])
 def test_a_state_of_another_kind_of_every(there: Any, here: Any) -> None:
     """Refused, and nothing is changed."""

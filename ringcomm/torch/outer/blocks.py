@@ -23,7 +23,7 @@ count as training.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import nn
@@ -45,6 +45,7 @@ class Block(Bucket[Slice]):
         tensors: by name, all floating or all integer.
         rule: moves the anchor.
         wires: make the block's wire, and say how tensors lie in it.
+        present: returns the tensors as they are now, where the model may assign them anew.
 
     Attributes:
         names: names of the tensors.
@@ -55,7 +56,15 @@ class Block(Bucket[Slice]):
     Raises ConfigError for tensors on several devices, or of a kind that cannot be flattened.
     """
 
-    def __init__(self, name: str, tensors: Sequence[Named], rule: Rule, wires: Wires) -> None:
+    def __init__(
+        self,
+        name: str,
+        tensors: Sequence[Named],
+        rule: Rule,
+        wires: Wires,
+        present: Callable[[], Iterable[Named]] = tuple,
+    ) -> None:
+        self._present = present
         self.name, self.rule, self.fills_padding = name, rule, wires.fills_padding
         self.names = [own for own, _ in tensors]
         held = [tensor for _, tensor in tensors]
@@ -78,22 +87,43 @@ class Block(Bucket[Slice]):
     def local(self, out: torch.Tensor | None = None) -> torch.Tensor:
         """Copies the tensors to a flat one, with zeros between them: a new tensor, or ``out``."""
         flat = self.empty() if out is None else out
+        self._follow()
         self.gather((one.tensor.detach() for one in self.slices), flat)
         return flat
 
+    def scatter(self, flat: torch.Tensor) -> None:
+        self._follow()
+        super().scatter(flat)
+
+    def _follow(self) -> None:
+        """Takes tensors that the model has assigned anew, if they are of the same kind."""
+        now = dict(self._present())
+        if not now:
+            return
+        slices = []
+        for name, one in zip(self.names, self.slices, strict=True):
+            tensor = now.get(name, one.tensor)
+            alike = all(
+                getattr(tensor, kind) == getattr(one.tensor, kind)
+                for kind in ("shape", "dtype", "device")
+            )
+            slices.append(dataclasses.replace(one, tensor=tensor) if alike else one)
+        self.slices = tuple(slices)
+
     @property
     def is_finite(self) -> bool:
-        """Whether all values of the tensors are finite."""
-        return all(all_finite(one.tensor) for one in self.slices)
+        """Whether the tensors' change since the anchor is finite."""
+        return self.delta(self.local(), self.empty())[1]
 
     def rebase(self, at_send: torch.Tensor) -> None:
         """Sets the tensors to the anchor plus their change since ``at_send``, a flat tensor.
         Without a change they become the anchor, to the bit."""
+        self._follow()
         for one in self.slices:
             tensor = one.tensor.detach()
             own = tensor.to(self.dtype)
             for gained, before, after in tiles(own, one.of(at_send), one.of(self.anchor)):
-                gained.sub_(before).add_(after)
+                gained.copy_(torch.where(gained == before, after, gained - before + after))
             tensor.copy_(own)
 
     def delta(self, local: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, bool]:
@@ -260,8 +290,12 @@ def fragments_of(model: nn.Module, count: int, rule: Rule, wires: Wires) -> list
     mean; integer buffers become the largest of any rank."""
     parts = enumerate(cut(trained_of(model), count))
     fragments = [Fragment([Block(f"fragment {at}", named, rule, wires)]) for at, named in parts]
-    floating, whole = buffers_of(model)
-    for name, named, op in (("buffers", floating, "avg"), ("counters", whole, "min")):
-        if named:
-            fragments[-1].blocks.append(Block(name, named, MEAN(), DenseWires(None, None, op)))
+    for at, name, op in ((0, "buffers", "avg"), (1, "counters", "min")):
+
+        def present(at: int = at) -> list[Named]:
+            return buffers_of(model)[at]
+
+        if named := present():
+            wires = DenseWires(None, None, op)
+            fragments[-1].blocks.append(Block(name, named, MEAN(), wires, present))
     return fragments

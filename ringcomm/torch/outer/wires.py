@@ -138,9 +138,11 @@ class DenseWires:
         return self._store.saved(comm, own=own)
 
     def restore(self, state: Mapping[str, Any], comm: Communicator) -> None:
-        """Takes what ``saved`` returned."""
+        """Takes what ``saved`` returned; where it has no residuals, they begin at zero."""
         if state and self._keeps:
             self._store.load_state_dict(state, comm)
+        else:
+            self.reset_residuals()
 
     def reset_residuals(self) -> None:
         """Drops the residuals, as this rank has missed rounds."""
