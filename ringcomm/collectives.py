@@ -103,6 +103,12 @@ class Collectives(Dispatcher):
             MismatchError, PeerLostError, CommTimeoutError, AbortedError: the collective failed.
             DeviceError: the tensor is on a GPU, and its driver failed or is missing.
         """
+        if async_op and out is None and on_done is None:
+            work = self.submit_in_place(
+                tensor, lib.RC_ALLREDUCE, op, compression, feedback=feedback, timeout=timeout
+            )
+            if work is not None:
+                return work
         plain = feedback is None and out is None and timeout is None and on_done is None
         if plain and not async_op and self.run_in_place(tensor, lib.RC_ALLREDUCE, op, compression):
             return tensor
