@@ -229,7 +229,7 @@ class Rounds(Kept):
         Args:
             setup: digest of all settings that must be the same on all ranks.
         """
-        self.peers, self._setup = peers, setup
+        self.peers, self._setup, self.first_batch = peers, setup, NOTHING
         if not self.has_state:  # the weights may have been loaded since the anchor was made
             for block in self.blocks:
                 block.local(block.anchor)
