@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import pytest
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
+import torch
+import torch.distributed as dist
+from ddp_buckets import Bucket, Net, trained
 from faults import training
 from faults.job import Job, Nursery
-from patience import PROMPT
+from patience import PROMPT, until
+
+from ringcomm import PeerLostError, RingcommError
+from ringcomm.torch import HierarchicalState, allreduce_hook, trips
 
 pytestmark = pytest.mark.torch
 
@@ -64,6 +71,79 @@ def test_a_rank_that_goes_is_known_on_its_host_and_the_others(nursery: Nursery) 
             assert "rank 1" in failed["text"], failed
             assert failed["at"] - since < PROMPT, failed
         job.finish([0, 2, 3], quietly=False)
+
+
+def test_a_bucket_that_is_refused_on_one_rank_fails_the_step_on_all(nursery: Nursery) -> None:
+    with Job(nursery, 4, LOOPBACK) as job:
+        job.start(training.refused_in_host)
+        for rank in range(4):
+            failed, state = job.expect(rank, "failed"), job.expect(rank, "state")
+            assert failed["kind"] == "RuntimeError", failed
+            assert state["kind"] == ("RingcommError" if rank == 2 else "AbortedError"), state
+            assert "the local group failed: no more of it" in state["text"]
+            assert state["rank"] != rank
+        job.go(*range(4))
+        job.finish(quietly=False)
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("failure", [PeerLostError("rank 1 is lost"), MemoryError()], ids=repr)
+def test_a_bucket_that_is_refused_ends_those_in_flight(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And each later backward raises the same, and begins nothing."""
+    starts, calls = trips._reduce_scatter, 0
+
+    def refuses_the_second(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise failure
+        return starts(*args, **kwargs)
+
+    model = Net()
+    every = [(p, torch.ones(p.shape)) for _, p in trained(model)[:2]]
+    first, last = (Bucket([p], [g], p is every[1][0]) for p, g in every)
+    monkeypatch.setattr(trips, "_reduce_scatter", refuses_the_second)
+    dist.init_process_group("ringcomm", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        state = HierarchicalState("bf16", local_group=dist.group.WORLD)
+        in_flight = allreduce_hook(state, first)  # type: ignore[arg-type]
+        with pytest.raises(type(failure)):
+            allreduce_hook(state, last)  # type: ignore[arg-type]
+        assert until(in_flight.done)
+        assert isinstance(state.error, RingcommError)
+        with pytest.raises(RuntimeError, match=str(state.error)):
+            in_flight.wait()
+        with pytest.raises(type(state.error), match=str(state.error)):
+            allreduce_hook(state, first)  # type: ignore[arg-type]
+        assert calls == 2
+        state.close()
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("in_host", "by", "named"),
+    [
+        (False, 1, {3: "1, 3, its rank 0 being rank 1", 2: "2, 3, its rank 1 being rank 3"}),
+        (True, 3, {2: "2, 3, its rank 1 being rank 3"}),
+    ],
+    ids=["between hosts", "in a host"],
+)
+def test_an_error_names_the_rank_of_the_job(
+    nursery: Nursery, in_host: bool, by: int, named: dict[int, str]
+) -> None:
+    """Not its place in the row or column that has failed."""
+    with Job(nursery, 4, LOOPBACK) as job:
+        job.start(training.aborted_apart, by=by, in_host=in_host)
+        job.expect(by, "aborted")
+        job.go(*named)
+        for rank, text in named.items():
+            state = job.expect(rank, "state")
+            assert f"in the group of ranks {text}: " in state["text"], state
+            assert "had enough" in state["text"]
+            assert (state["kind"], state["rank"]) == ("AbortedError", int(text[-1]))
 
 
 def test_what_it_refuses_counts_and_saves(nursery: Nursery) -> None:

@@ -26,7 +26,8 @@ from ringcomm import communicator
 from ringcomm.bootstrap.bringup import Bringup
 from ringcomm.bootstrap.mesh import Mesh
 from ringcomm.bootstrap.sockets import listen
-from ringcomm.membership import Membership, listening
+from ringcomm.membership import Membership, listening, member
+from ringcomm.membership.agreement import Agreement
 
 TESTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS.parent / "bench"))
@@ -52,6 +53,26 @@ def test_an_address_that_cannot_be_listened_on_leaves_none_open(
     with pytest.raises(OSError, match="no such address"):
         listening.listen_on(["127.0.0.1", "192.0.2.1"], "job", 0, None, True)
     assert [one.fileno() for one in opened] == [-1]
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Agreement, "look_for"), (member, "Control")])
+def test_a_rejoin_that_is_interrupted_leaves_no_address_open(
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    def listens(address: str, port: int = 0) -> socket.socket:
+        opened.append(listen(address, port))
+        return opened[-1]
+
+    def is_interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(listening, "listen", listens)
+    monkeypatch.setattr(owner, name, is_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Membership(rank=0, world_size=2, rejoin=True, init_method="tcp://127.0.0.1:1")
+    assert {one.fileno() for one in opened} == {-1}
 
 
 @pytest.mark.parametrize(

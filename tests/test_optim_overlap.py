@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from optim_steps import alike, copies, flat
 from ranks import World, run_ranks
 from torch import nn
 
-from ringcomm import Communicator, ConfigError, MismatchError
-from ringcomm.torch.optim import SGD
+from ringcomm import Communicator, ConfigError, MismatchError, PeerLostError
+from ringcomm.torch.optim import SGD, OneBitAdam
+from ringcomm.torch.sync.pending import Pending
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -171,6 +173,45 @@ def test_a_backward_that_no_step_follows_is_dropped(unlike: bool) -> None:
 
     models, others = copies(net(), 2), copies(net(), 2)
     assert alike([model for pair in run_ranks(2, body) for model in pair])
+
+
+def test_an_exchange_that_fails_keeps_none_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a backward is dropped: what the momentum has left is as before, though the variance,
+    which a span sends with it, has not come."""
+    wait, dropped = Pending.wait, threading.Event()
+
+    def variances_fail(one: Pending) -> torch.Tensor:
+        mean = wait(one)
+        if dropped.is_set() and one.changed is None:
+            raise PeerLostError("rank 1 is lost")
+        return mean
+
+    monkeypatch.setattr(Pending, "wait", variances_fail)
+
+    def body(comm: Communicator) -> None:
+        model = models[comm.rank]
+        optimizer = OneBitAdam(
+            model.parameters(), 0.1, freeze=1, comm=comm, overlap=True, threshold=0
+        )
+        for step in range(2):
+            optimizer.zero_grad()
+            loss_of(model, comm.rank, step).backward()
+            optimizer.step()
+        optimizer.zero_grad()
+        before = optimizer.feedback.state_dict(comm)["tensors"]
+        loss_of(model, comm.rank, 2).backward()
+        comm.barrier()
+        dropped.set()
+        with pytest.raises(PeerLostError, match="rank 1 is lost"):
+            optimizer.zero_grad()
+        after = optimizer.feedback.state_dict(comm)["tensors"]
+        assert before
+        for name, kept in before.items():
+            assert kept["worker"].any()
+            assert torch.equal(kept["worker"], after[name]["worker"])
+
+    models = copies(net(), 2)
+    run_ranks(2, body)
 
 
 @pytest.mark.filterwarnings("ignore:a gradient is not finite")

@@ -28,6 +28,8 @@ from ringcomm import Communicator, ConfigError, MismatchError, PeerLostError
 from ringcomm.membership import Membership
 from ringcomm.torch import OuterStep, SilenceWarning
 from ringcomm.torch.outer import step
+from ringcomm.torch.outer.rounds import Rounds
+from ringcomm.torch.sync.account import Account
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -312,6 +314,42 @@ def test_an_attach_that_fails_leaves_nothing(
             return float(weights(model).max())
 
     assert run_ranks(2, rank) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("has_scaler", [False, True])
+@pytest.mark.parametrize(("owner", "name"), [(Rounds, "start"), (Account, "resume")])
+def test_an_attach_that_is_interrupted_leaves_the_watch_alone(
+    owner: Any, name: str, has_scaler: bool, comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its first call or its last: nothing counts iterations, which is told; the next attach()
+    counts each once."""
+    model = net()
+    optimizer = sgd(model)
+    scaler = torch.amp.GradScaler("cpu") if has_scaler else None
+    outer = OuterStep(model, optimizer, every=9, delay=1, scaler=scaler, comm=comm)
+
+    def is_interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, is_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            outer.attach()
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+    assert not model._forward_pre_hooks
+    assert "update" not in vars(scaler or optimizer)
+    (text,) = warned(model, optimizer)
+    assert "OuterStep is not attached" in text
+    assert outer.iteration == 0
+    with outer:
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.scale(torch.ones(()))
+            scaler.step(optimizer)
+            scaler.update()
+        assert outer.iteration == 1
 
 
 def test_two_on_one_model(comm: Communicator) -> None:

@@ -107,6 +107,39 @@ def test_a_refused_load_changes_nothing() -> None:
     run_ranks(2, run)
 
 
+def test_training_goes_on_after_a_refused_load() -> None:
+    """As if there had been none, though the state has other buckets."""
+
+    def state_of_other_buckets(comm: Communicator) -> Any:
+        other = model_of(2)
+        other[0].requires_grad_(False)
+        with SGD(other.parameters(), comm=comm) as optimizer:
+            return optimizer.state_dict()
+
+    def run(comm: Communicator, is_refused: bool) -> Any:
+        model = model_of(1)
+        wrong = state_of_other_buckets(comm)
+        wrong["param_groups"] = wrong["param_groups"] * 2
+        with SGD(model.parameters(), lr=0.05, momentum=0.9, density=0.1, comm=comm) as optimizer:
+            for step in range(4):
+                if step == 2 and is_refused:
+                    with pytest.raises(ValueError, match="different number of parameter groups"):
+                        optimizer.load_state_dict(wrong)
+                optimizer.zero_grad()
+                loss_of(model, comm.rank, step).backward()
+                optimizer.step()
+            return optimizer.state_dict()["ringcomm"]["buckets"]
+
+    (expected, _), (found, _) = (
+        run_ranks(2, lambda comm, way=way: run(comm, way)) for way in (False, True)
+    )
+    assert [one["indices"] for one in found] == [one["indices"] for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one["exchange"]["worker"].any()
+        assert torch.equal(one["exchange"]["worker"], other["exchange"]["worker"])
+        assert torch.equal(one["master"], other["master"])
+
+
 def test_weights_in_other_memory_are_trained_on_after_a_load() -> None:
     def run(comm: Communicator) -> None:
         one = torch.nn.Parameter(torch.ones(20, 20))

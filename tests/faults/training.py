@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch._dynamo  # which DDP imports when it is first used: here once for all ranks
 import torch.distributed as dist
-from faults.rank import Rank
+from faults.rank import Rank, describe
 from patience import PROMPT, until
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import ringcomm
 from ringcomm.errors import ConfigError
-from ringcomm.torch import HierarchicalState, HookState, Stale1, allreduce_hook
+from ringcomm.torch import HierarchicalState, HookState, Stale1, allreduce_hook, trips
 
 WIDTH = 48
 SMALL_BUCKETS = {"bucket_cap_mb": 0.02}
@@ -479,6 +479,46 @@ def refused(rank: Rank, what: str) -> None:
     rank.attempt("refused", train)
     ringcomm.shutdown()
     os._exit(0)
+
+
+def refused_in_host(rank: Rank) -> None:
+    """The second bucket of rank 2's second backward is refused by the process group of its host."""
+    _start(rank)
+    state = _state("bf16", 2)
+    ddp = _wrap(Net(), state)
+    ddp(_batch(rank, 0, torch.float32), True).sum().backward()
+    starts, calls = trips._reduce_scatter, 0
+
+    def refuses_the_second(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if rank.number == 2 and calls == 2:
+            raise RuntimeError("no more of it")
+        return starts(*args, **kwargs)
+
+    trips._reduce_scatter = refuses_the_second
+    rank.attempt("failed", lambda: ddp(_batch(rank, 1, torch.float32), True).sum().backward())
+    rank.emit("state", **describe(state.error))
+    rank.wait_for_go()
+    os._exit(0)  # gloo would wait for what one rank has not begun
+
+
+def aborted_apart(rank: Rank, by: int, in_host: bool) -> None:
+    """This rank aborts what it shares with its host or, else, with its place on the other host.
+    Then go backward those that the test tells to."""
+    torch.set_num_threads(1)
+    dist.init_process_group("ringcomm" if in_host else "gloo")
+    state = _state("bf16", 2) if in_host else _state("bf16", 2, comm=rank.open())
+    ddp = _wrap(Net(), state)
+    if rank.number == by:
+        shared = state.grid.group.comm if in_host else state.comm  # type: ignore[attr-defined]
+        shared.abort("had enough")
+        rank.emit("aborted")
+    rank.wait_for_go()
+    x = _batch(rank, 0, torch.float32)
+    rank.attempt("failed", lambda: ddp(x, True).sum().backward())
+    rank.emit("state", **describe(state.error))
+    rank.wait_for_go()  # which the test ends
 
 
 def hierarchy(rank: Rank) -> None:
