@@ -19,6 +19,33 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 SMALL = Config(segment_bytes=4096, timeout=20.0)
 
 
+@pytest.mark.parametrize("source", [None, 1])
+@pytest.mark.parametrize("before", ["a send", "a collective"])
+def test_a_receive_finds_a_send_that_is_held_back(source: int | None, before: str) -> None:
+    """For want of credit, which what was sent before has taken and is called here only later."""
+
+    def body(comm: Communicator) -> float:
+        large, small = np.ones(1 << 16), np.full(4, 7.0)
+        if comm.rank == 1:
+            first = (
+                comm.send(large, 0, tag=1, async_op=True)
+                if before == "a send"
+                else comm.allreduce(large, async_op=True)
+            )
+            comm.send(small, 0, tag=2)
+            first.wait()
+            return 0.0
+        got = comm.recv(np.zeros(4), source, tag=2)
+        if before == "a send":
+            comm.recv(large, 1, tag=1)
+        else:
+            comm.allreduce(large)
+        return float(got[0])
+
+    with World(2, config=SMALL) as world:
+        assert world.run(body) == [7.0, 0.0]
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_whatever_the_order_of_the_tags(seed: int, lanes: int) -> None:

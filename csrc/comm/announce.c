@@ -3,8 +3,10 @@
  * Data shows that its collective has been called, and heartbeats report all collectives. Beyond
  * that a call is announced to a peer that would wait, or hold back data, or miss that the calls
  * differ. A receive is announced by a call frame of its own; until it is, or until it is over, it
- * stands in a list of the link. A call frame that is dropped for want of memory is sent again with
- * the next tick, as nothing else would replace it.
+ * stands in a list of the link. A receive's call frame that is dropped for want of memory is sent
+ * again with the next tick, as nothing else would replace it. A receive from any source is not
+ * announced before it has a send; so the send tells its receiver if it is held back for want of
+ * credit.
  */
 #include "inside.h"
 
@@ -50,6 +52,13 @@ void comm_announce_again(rc_comm *c, peer_link *ln)
 
 /* ---- when a work starts ---- */
 
+/* Tells the receiver of a send that is held back. */
+static void ask_for_receive(rc_comm *c, peer_link *ln, const rc_work *w)
+{
+    if (w->call.collective == RC_SEND && held_first_of_tag(&ln->held, w->call.tag) != NULL)
+        comm_send_control(c, ln, FRAME_CALL, w->seq, w->fingerprint, FRAME_P2P | FRAME_ASKS, -1);
+}
+
 /* Returns 1 if the peer is far ahead. It may be out of credit then, and hold back the data wanted
  * here with all the rest, unless it knows what has been called: so calls are announced when it gets
  * there, and each one from then on. Below this, calls that it does not know of leave it credit for
@@ -94,6 +103,8 @@ void comm_announce(rc_comm *c, rc_work *w, const work_env *env)
         peer_link *ln = env->links[peer];
         if (ln == NULL)
             continue;
+        if (w->call.root == ln->peer)
+            ask_for_receive(c, ln, w);
         int told = is_wanted(c, w, ln, peer) && tell(c, ln, w);
         if (!told && w->state == WORK_ON_LINKS && w->call.collective == RC_RECV &&
             w->call.root == ln->peer) {

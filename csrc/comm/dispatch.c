@@ -14,7 +14,7 @@ static int is_called_here(const rc_comm *c, const peer_link *ln, const frame_hea
     if (!comm_is_p2p(h))
         return h->seq < c->called;
     const tag_count *started = tags_find(&ln->started, tags_tag(h->seq));
-    return started != NULL && tags_number(h->seq) < started->receives;
+    return started != NULL && tags_before(tags_number(h->seq), started->receives);
 }
 
 /* ---- the lane's handler ---- */
@@ -28,9 +28,9 @@ static rc_result find_work(rc_comm *c, const peer_link *ln, const frame_header *
     if ((*w = comm_active_find(c, h, ln->peer)) != NULL)
         return RC_OK;
     RC_TRY(comm_check_history(c, h, ln->peer));
-    return comm_fail_text(c, RC_PROTOCOL, ln->peer,
-                          "rank %d sent data for collective #%llu, which is over", ln->peer,
-                          (unsigned long long)h->seq);
+    return comm_fail_text(c, RC_PROTOCOL, ln->peer, "rank %d sent data for %s #%llu, which is over",
+                          ln->peer, comm_is_p2p(h) ? "send" : "collective",
+                          (unsigned long long)(comm_is_p2p(h) ? tags_number(h->seq) : h->seq));
 }
 
 /* Finds room for what is only measured as it comes. */
@@ -92,8 +92,11 @@ static rc_result end_data(rc_comm *c, peer_link *ln, const frame_header *h, rx_p
 static rc_result end_call(rc_comm *c, peer_link *ln, const frame_header *h)
 {
     link_pump(ln);
-    if (comm_is_p2p(h))
-        return RC_OK; /* the receiver compares fingerprints when the send's data comes */
+    if (comm_is_p2p(h)) { /* the receiver compares fingerprints when the send's data comes */
+        if (h->flags & FRAME_ASKS)
+            comm_match_receives(c, tags_tag(h->seq));
+        return RC_OK;
+    }
     if (!is_called_here(c, ln, h))
         return comm_unexpected_keep(c, ln, h, NULL);
     rc_work *w = comm_active_find(c, h, ln->peer);

@@ -46,6 +46,7 @@ static void destroy_comm(rc_comm *c)
         keyed_destroy(&ln->early[1]);
         keyed_destroy(&ln->receives);
         tags_destroy(&ln->receives_posted);
+        tags_destroy(&ln->sends_held);
         tags_destroy(&ln->started);
         tags_destroy(&ln->numbers);
     }

@@ -54,12 +54,14 @@ static void start_from(rc_comm *c, rc_work *w, int peer)
         comm_fail_text(c, result, c->env.rank, "no memory for another tag");
 }
 
-/* Returns the rank whose send a receive from any source would take now; -1 if there is none. */
+/* Returns the rank whose send a receive from any source would take now, as it has come or is held
+ * back until then; -1 if there is none. */
 static int find_sender(rc_comm *c, uint32_t tag)
 {
     for (int rank = 0; rank < c->env.world_size; rank++) {
         peer_link *ln = c->env.links[rank];
-        if (ln != NULL && comm_unexpected_has_send(ln, next_name(c, ln, tag)))
+        uint64_t name = ln != NULL ? next_name(c, ln, tag) : 0;
+        if (ln != NULL && (comm_unexpected_has_send(ln, name) || link_awaits_send(ln, name)))
             return rank;
     }
     return -1;

@@ -124,7 +124,7 @@ static void tell_again(const peer_link *ln, const frame_header *h)
 }
 
 /* Readies a data frame to go out again. Returns RC_NO_MEMORY or RC_OK. */
-static rc_result ready_again(rc_comm *c, out_frame *frame)
+static rc_result ready_again(rc_comm *c, const peer_link *ln, out_frame *frame)
 {
     rc_work *w = frame->owner;
     if (frame->payload == NULL && frame->header.length > 0)
@@ -134,6 +134,8 @@ static rc_result ready_again(rc_comm *c, out_frame *frame)
         if (w != NULL)
             comm_finish_complete(c, w);
     }
+    frame->header.consumed = ln->consumed;
+    frame->sealed = 0;
     frame_seal(frame);
     return RC_OK;
 }
@@ -147,7 +149,7 @@ static rc_result send_again(rc_comm *c, peer_link *ln, frame_queue *rest)
         switch ((frame_type)frame->header.type) {
         case FRAME_DATA:
             queue_push(&data, frame);
-            if (ready_again(c, frame) != RC_OK)
+            if (ready_again(c, ln, frame) != RC_OK)
                 result = RC_NO_MEMORY;
             break;
         case FRAME_CALL:

@@ -49,6 +49,8 @@ static int control_length_ok(const frame_header *h)
 
 static int flags_ok(const frame_header *h)
 {
+    if (h->type == FRAME_CALL && h->flags == (FRAME_P2P | FRAME_ASKS))
+        return 1;
     return h->flags == 0 || h->flags == (h->type == FRAME_HEARTBEAT ? FRAME_ASKS : FRAME_P2P);
 }
 

@@ -33,7 +33,8 @@ typedef enum frame_type {
 } frame_type;
 
 /* Flags. P2P: seq counts the sends between these two ranks. ASKS, of a heartbeat: the peer is to
- * answer on this lane at once, since the answer has the number of frames that have come. */
+ * answer on this lane at once, since the answer has the number of frames that have come; of a call
+ * with P2P: it is the sender's, who holds back send seq until the peer has called its receive. */
 enum { FRAME_P2P = 1, FRAME_ASKS = 2 };
 
 typedef struct frame_header {

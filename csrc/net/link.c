@@ -27,7 +27,7 @@ static int peer_has_called(const peer_link *ln, const frame_header *h)
     if (!(h->flags & FRAME_P2P))
         return h->seq < ln->called;
     const tag_count *posted = tags_find(&ln->receives_posted, tags_tag(h->seq));
-    return posted != NULL && tags_number(h->seq) < posted->receives;
+    return posted != NULL && tags_before(tags_number(h->seq), posted->receives);
 }
 
 static int has_credit_for(const peer_link *ln, const frame_header *h)
@@ -45,8 +45,8 @@ static void let_go(peer_link *ln, out_frame *frame)
 /* Learns that the peer has called receives; lets sends of this tag leave, wherever they stand. */
 static void learn_receives(peer_link *ln, uint64_t name)
 {
-    tag_count *posted = tags_get(&ln->receives_posted, tags_tag(name));
-    if (posted == NULL || tags_number(name) < posted->receives)
+    tag_count *posted = tags_get_told(&ln->receives_posted, tags_tag(name));
+    if (posted == NULL || tags_before(tags_number(name), posted->receives))
         return; /* without memory this tag's sends depend on the credit */
     posted->receives = tags_number(name) + 1;
     const out_frame *first;
@@ -55,15 +55,29 @@ static void learn_receives(peer_link *ln, uint64_t name)
         let_go(ln, held_pop_of_tag(&ln->held, tags_tag(name)));
 }
 
+/* Learns that the peer holds back a send, and so those of its tag before it that have not left. */
+static void learn_sends(peer_link *ln, uint64_t name)
+{
+    tag_count *held = tags_get_told(&ln->sends_held, tags_tag(name));
+    if (held != NULL && !tags_before(tags_number(name), held->sends))
+        held->sends = tags_number(name) + 1;
+}
+
+int link_awaits_send(const peer_link *ln, uint64_t name)
+{
+    const tag_count *held = tags_find(&ln->sends_held, tags_tag(name));
+    return held != NULL && tags_before(tags_number(name), held->sends);
+}
+
 void link_learn(peer_link *ln, const frame_header *h)
 {
     if (h->type == FRAME_PROBE) /* it may come so late that its count has wrapped */
         return;
     int32_t more = (int32_t)(h->consumed - (uint32_t)ln->peer_consumed);
-    if (more > 0) /* lanes overtake each other */
+    if (more > 0 && (uint32_t)more <= ln->sent - ln->peer_consumed) /* lanes overtake each other */
         ln->peer_consumed += (uint32_t)more;
     if (h->type == FRAME_CALL && (h->flags & FRAME_P2P)) {
-        learn_receives(ln, h->seq);
+        (h->flags & FRAME_ASKS ? learn_sends : learn_receives)(ln, h->seq);
     } else if (h->type <= FRAME_CALL && !(h->flags & FRAME_P2P)) {
         if (h->seq >= ln->called)
             ln->called = h->seq + 1;

@@ -53,6 +53,8 @@ typedef struct peer_link {
     uint64_t called;            /* the peer has called all collectives below this seq */
     tag_table receives_posted;  /* receives that the peer has called for this rank's sends, below
                                    these numbers; under the engine's lock, as is the next */
+    tag_table sends_held;       /* sends that the peer holds back for want of credit, below these
+                                   numbers; the same */
     tag_table started;          /* receives from this peer: numbers of the next to be called here */
     uint64_t credit;            /* bytes; LINK_CREDIT_SEGMENTS segments with their headers */
     uint64_t sent;              /* bytes of data frames that were let go */
@@ -104,6 +106,8 @@ int link_is_left(const peer_link *ln);
 int link_has_lost(const peer_link *ln);
 /* Notes what a frame of the peer says about its calls and its consumption. */
 void link_learn(peer_link *ln, const frame_header *h);
+/* Returns 1 if the peer has told that it holds back the send of this name. */
+int link_awaits_send(const peer_link *ln, uint64_t name);
 /* Returns 1 if this rank's consumption should be reported, before the peer runs out of credit. */
 int link_owes_credit(const peer_link *ln);
 

@@ -42,12 +42,17 @@ tag_count *tags_get(tag_table *t, uint32_t tag)
     tag_count *found = tags_find(t, tag);
     if (found != NULL)
         return found;
-    if (t->count == TAGS_MOST || (2 * (t->count + 1) > t->capacity && !grow_table(t)))
+    if (2 * (t->count + 1) > t->capacity && !grow_table(t))
         return NULL;
     found = slot_of(t, tag);
     *found = (tag_count){.tag = tag, .used = 1};
     t->count++;
     return found;
+}
+
+tag_count *tags_get_told(tag_table *t, uint32_t tag)
+{
+    return t->count < TAGS_MOST ? tags_get(t, tag) : tags_find(t, tag);
 }
 
 void tags_destroy(tag_table *t)

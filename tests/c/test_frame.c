@@ -174,6 +174,8 @@ static void types_flags_and_epochs_are_bounded(void)
                  flags <= FRAME_P2P ? RC_OK : RC_PROTOCOL);
         CHECK_EQ(decode_with(FRAME_HEARTBEAT, (uint16_t)flags, EPOCH, 0),
                  flags == 0 || flags == FRAME_ASKS ? RC_OK : RC_PROTOCOL);
+        CHECK_EQ(decode_with(FRAME_CALL, (uint16_t)flags, EPOCH, 0),
+                 flags <= FRAME_P2P || flags == (FRAME_P2P | FRAME_ASKS) ? RC_OK : RC_PROTOCOL);
     }
     for (int bit = 0; bit < 32; bit++)
         CHECK_EQ(decode_with(FRAME_DATA, 0, EPOCH ^ UINT32_C(1) << bit, 0), RC_PROTOCOL);

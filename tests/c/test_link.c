@@ -210,6 +210,37 @@ static void consumption_wraps_and_never_goes_back(void)
     CHECK_EQ(f->link.peer_consumed, after);
     learn(f, FRAME_HEARTBEAT, 0, 0, UINT32_MAX - 400);
     CHECK_EQ(f->link.peer_consumed, after);
+    learn(f, FRAME_HEARTBEAT, 0, 0, (uint32_t)after + INT32_MAX); /* 2 GiB late */
+    CHECK_EQ(f->link.peer_consumed, after);
+    close_fixture(f);
+}
+
+static void numbers_of_a_tag_begin_anew(void)
+{
+    fixture *f = open_fixture(0);
+    tags_get(&f->link.receives_posted, 3)->receives = UINT32_MAX;
+    link_queue(&f->link, new_frame(tags_name(3, UINT32_MAX), FRAME_P2P, 2 * CREDIT));
+    link_queue(&f->link, new_frame(tags_name(3, 0), FRAME_P2P, 2 * CREDIT));
+    CHECK_EQ(f->link.held.count, 2);
+    learn(f, FRAME_CALL, tags_name(3, UINT32_MAX), FRAME_P2P, 0);
+    CHECK_EQ(f->link.held.count, 1);
+    learn(f, FRAME_CALL, tags_name(3, 0), FRAME_P2P, 0);
+    CHECK_EQ(f->link.held.count, 0);
+    close_fixture(f);
+}
+
+static void sends_that_are_held_back_are_learned(void)
+{
+    fixture *f = open_fixture(0);
+    CHECK(!link_awaits_send(&f->link, tags_name(3, 0)));
+    learn(f, FRAME_CALL, tags_name(3, 1), FRAME_P2P | FRAME_ASKS, 0);
+    CHECK(link_awaits_send(&f->link, tags_name(3, 0)) &&
+          link_awaits_send(&f->link, tags_name(3, 1)));
+    CHECK(!link_awaits_send(&f->link, tags_name(3, 2)));
+    CHECK(!link_awaits_send(&f->link, tags_name(4, 0)));
+    link_queue(&f->link, new_frame(tags_name(3, 0), FRAME_P2P, 2 * CREDIT));
+    CHECK_EQ(f->link.held.count, 1); /* it says nothing of the peer's receives */
+    free(held_pop(&f->link.held, 1));
     close_fixture(f);
 }
 
@@ -252,6 +283,8 @@ int main(void)
         {"frames_without_payload_take_credit", frames_without_payload_take_credit},
         {"known_calls_need_no_credit", known_calls_need_no_credit},
         {"calls_are_learned", calls_are_learned},
+        {"numbers_of_a_tag_begin_anew", numbers_of_a_tag_begin_anew},
+        {"sends_that_are_held_back_are_learned", sends_that_are_held_back_are_learned},
         {"held_frames_go_in_order_of_their_collective",
          held_frames_go_in_order_of_their_collective},
         {"frames_of_one_collective_keep_their_order", frames_of_one_collective_keep_their_order},
