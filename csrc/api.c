@@ -212,8 +212,7 @@ rc_result rc_feedback_rescale(rc_feedback *feedback, double factor)
         return RC_INVALID_ARGUMENT;
     if (rc_feedback_busy(feedback))
         return RC_INVALID_STATE;
-    feedback_rescale(feedback, factor);
-    return RC_OK;
+    return feedback_rescale(feedback, factor);
 }
 
 rc_result rc_feedback_undo(rc_feedback *feedback)

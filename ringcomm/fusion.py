@@ -99,7 +99,7 @@ def allreduce_many(
         pairs = [_pack(batch, align) for batch in _batches(pairs)]
         each = [feedback] * len(pairs)
     else:
-        each = _require_one_each(codec, feedback, views)
+        each = _require_one_each(codec, op, feedback, views)
     works = [
         comm.run_collective(
             lib.RC_ALLREDUCE,
@@ -140,10 +140,10 @@ def as_list(tensors: Any) -> list[Any]:
 
 
 def _require_one_each(
-    codec: Codec, feedback: Sequence[Residuals], views: Sequence[View]
+    codec: Codec, op: str, feedback: Sequence[Residuals], views: Sequence[View]
 ) -> Sequence[Residuals]:
-    """Returns feedback if it has one ErrorFeedback for each tensor, of its size and not in use;
-    else raises ConfigError, before anything was sent."""
+    """Returns feedback if it has one ErrorFeedback for each tensor, which can use it; else raises
+    ConfigError, or TensorError, before anything was sent."""
     if not isinstance(feedback, Sequence) or len(feedback) != len(views):
         hint = ""
         if type(feedback).__name__ == "FeedbackStore":
@@ -157,11 +157,11 @@ def _require_one_each(
     if len({id(one) for one in feedback}) < len(views):
         raise ConfigError("two of the tensors have the same feedback; give each its own")
     for number, (one, tensor) in enumerate(zip(feedback, views, strict=True)):
-        one.require_idle()
         if one.count not in (None, tensor.count):
             raise ConfigError(
                 f"feedback[{number}] is of {one.count} elements, and its tensor has {tensor.count}"
             )
+        one.check_fit("allreduce_many()", tensor.dtype, tensor.count, op)
     return feedback
 
 

@@ -305,6 +305,8 @@ def test_a_rescaled_residual_is_what_it_says() -> None:
         feedback.rescale(0.5)
         assert np.array_equal(feedback.worker, before[0] * np.float32(0.5))
         assert np.array_equal(feedback.owner, before[1] * np.float32(0.5))
+        with pytest.raises(ConfigError, match="feedback times 1e\\+39 is infinite"):
+            feedback.rescale(1e39)
         feedback.rescale(0)
         assert not feedback.worker.any()
         assert not feedback.owner.any()

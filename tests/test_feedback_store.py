@@ -109,7 +109,14 @@ REFUSED = [
     ),
     (lambda c: c.allreduce_many([ones()], feedback=ErrorFeedback()), ConfigError, "give a list"),
     (lambda c: ErrorFeedback(-1), ConfigError, "count=-1: give the number"),
-    (lambda c: ErrorFeedback(1 << 60), ConfigError, "give the number"),
+    (lambda c: ErrorFeedback(1 << 36), ConfigError, "give the number"),
+    (
+        lambda c: c.allreduce_many(
+            [ones(), ones().astype(np.float16)], feedback=[ErrorFeedback(), ErrorFeedback()]
+        ),
+        TensorError,
+        "feedback takes float32 and float64",
+    ),
 ]
 
 

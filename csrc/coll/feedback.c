@@ -1,6 +1,7 @@
 /* feedback.c - see feedback.h. */
 #include "feedback.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -100,6 +101,7 @@ void feedback_release(rc_feedback *f)
     free(f->worker[0].memory);
     free(f->worker[1].memory);
     free(f->owner_memory);
+    free(f->folded.values);
     free(f);
 }
 
@@ -115,6 +117,27 @@ rc_result feedback_require_free(const rc_feedback *f, rc_error *error)
     return atomic_load(&f->claimed) ? refuse_second_use(error) : RC_OK;
 }
 
+static void drop_folded(rc_feedback *f)
+{
+    free(f->folded.values);
+    f->folded = (folded){0};
+}
+
+/* Takes a fold back, if there was one. The owner's buffers have become no smaller since. */
+static void unfold(rc_feedback *f)
+{
+    const folded *was = &f->folded;
+    if (was->values == NULL)
+        return;
+    uint64_t count = was->owned.end - was->owned.start;
+    residual *now = &f->worker[f->now];
+    memcpy(now->data + was->owned.start, was->values, count * sizeof(float));
+    memcpy(f->owner[f->now], was->values + count, count * sizeof(float));
+    now->marks = was->marks;
+    f->owned = was->owned;
+    drop_folded(f);
+}
+
 rc_result feedback_claim(rc_feedback *f, rc_error *error)
 {
     int free_now = 0;
@@ -124,6 +147,7 @@ rc_result feedback_claim(rc_feedback *f, rc_error *error)
         return refuse_second_use(error);
     atomic_fetch_add(&f->references, 1);
     f->undoable = 0;
+    drop_folded(f);
     return RC_OK;
 }
 
@@ -131,6 +155,8 @@ void feedback_unclaim(rc_feedback *f)
 {
     if (f == NULL)
         return;
+    if (!f->undoable)
+        unfold(f);
     atomic_store(&f->claimed, 0);
     feedback_release(f);
 }
@@ -154,17 +180,26 @@ static rc_result make_owner_room(rc_feedback *f, uint64_t count)
     return RC_OK;
 }
 
-void feedback_fold(rc_feedback *f, double factor)
+rc_result feedback_fold(rc_feedback *f, double factor)
 {
-    float *worker = f->worker[f->now].data + f->owned.start;
+    residual *now = &f->worker[f->now];
     const float *owner = f->owner[f->now];
-    float by = (float)factor;
+    float by = (float)factor, *worker = now->data + f->owned.start;
     if (range_is_empty(f->owned))
-        return;
-    for (uint64_t i = 0; i < f->owned.end - f->owned.start; i++)
+        return RC_OK;
+    uint64_t count = f->owned.end - f->owned.start;
+    float *values = malloc(2 * count * sizeof *values);
+    if (values == NULL)
+        return RC_NO_MEMORY;
+    drop_folded(f);
+    f->folded = (folded){.values = values, .owned = f->owned, .marks = now->marks};
+    memcpy(values, worker, count * sizeof *values);
+    memcpy(values + count, owner, count * sizeof *values);
+    for (uint64_t i = 0; i < count; i++)
         worker[i] += owner[i] * by;
-    marks_note_written(&f->worker[f->now].marks, f->owned);
+    marks_note_written(&now->marks, f->owned);
     f->owned = (feedback_range){0};
+    return RC_OK;
 }
 
 /* ---- a work ---- */
@@ -196,7 +231,7 @@ static rc_result begin_owner(rc_feedback *f, feedback_range owner, feedback_view
 rc_result feedback_begin(rc_feedback *f, const feedback_use *use, feedback_view *view)
 {
     if (f->owned.start != use->owner.start || f->owned.end != use->owner.end)
-        feedback_fold(f, use->fold);
+        RC_TRY(feedback_fold(f, use->fold));
     *view = (feedback_view){0};
     RC_TRY(begin_owner(f, use->owner, view));
     prepare_next(f, use);
@@ -239,6 +274,7 @@ void feedback_clear(rc_feedback *f)
     f->owned = (feedback_range){0};
     f->has_op = 0;
     f->undoable = 0;
+    drop_folded(f);
 }
 
 /* ---- the caller's ---- */
@@ -263,17 +299,36 @@ rc_result feedback_load(rc_feedback *f, const float *worker, const float *owner,
     return RC_OK;
 }
 
-void feedback_rescale(rc_feedback *f, double factor)
+/* Multiplies values; returns 1 if all products are finite. */
+static int multiply(float *to, const float *values, uint64_t count, float by)
 {
-    const residual *now = &f->worker[f->now];
+    float most = 0.0f;
+    for (uint64_t i = 0; i < count; i++) {
+        float product = values[i] * by;
+        most = fabsf(product) > most ? fabsf(product) : most;
+        if (to != NULL)
+            to[i] = product;
+    }
+    return isfinite(most);
+}
+
+rc_result feedback_rescale(rc_feedback *f, double factor)
+{
+    const feedback_range live = f->worker[f->now].marks.live;
+    float by = (float)factor, *worker = f->worker[f->now].data + live.start;
+    float *owner = f->owner[f->now];
+    uint64_t count = range_is_empty(live) ? 0 : live.end - live.start;
+    uint64_t owned = range_is_empty(f->owned) ? 0 : f->owned.end - f->owned.start;
     float_mode mode = float_mode_enter();
-    float by = (float)factor;
-    f->undoable = 0;
-    for (uint64_t i = now->marks.live.start; i < now->marks.live.end; i++)
-        now->data[i] *= by;
-    for (uint64_t i = 0; !range_is_empty(f->owned) && i < f->owned.end - f->owned.start; i++)
-        f->owner[f->now][i] *= by;
+    int is_finite =
+        isfinite(by) && multiply(NULL, worker, count, by) && multiply(NULL, owner, owned, by);
+    if (is_finite) {
+        f->undoable = 0;
+        multiply(worker, worker, count, by);
+        multiply(owner, owner, owned, by);
+    }
     float_mode_leave(mode);
+    return is_finite ? RC_OK : RC_INVALID_ARGUMENT;
 }
 
 void feedback_undo(rc_feedback *f)
@@ -283,4 +338,5 @@ void feedback_undo(rc_feedback *f)
     f->now = !f->now;
     f->owned = f->prev_owned;
     f->undoable = 0;
+    unfold(f);
 }

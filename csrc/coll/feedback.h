@@ -16,7 +16,8 @@
  * which is never encoded as a contribution, costs no memory traffic.
  *
  * An owner's residual that does not fit the work (another world, communicator or plan) is added to
- * the worker's residual (fold): instead of adding it to the result the rank contributes it.
+ * the worker's residual (fold): instead of adding it to the result the rank contributes it. What a
+ * fold has replaced comes back if the work fails, or is undone.
  *
  * Threading: the caller owns it while it is not claimed, else the engine, under its lock; the claim
  * hands it over.
@@ -47,6 +48,13 @@ typedef struct feedback_view {
     int exact_is_zero; /* worker_in is zero in the range `exact` */
 } feedback_view;
 
+/* What a fold has replaced, until it is known whether the work succeeds. */
+typedef struct folded {
+    float *values; /* the worker's of the range, then the owner's; NULL: nothing was folded */
+    feedback_range owned; /* the range */
+    feedback_marks marks; /* of the worker's buffer */
+} folded;
+
 struct rc_feedback {
     atomic_int references; /* the caller's, and that of the call that uses it */
     atomic_int claimed;    /* a call uses it (feedback_claim) */
@@ -62,6 +70,7 @@ struct rc_feedback {
     feedback_range next_owned; /* between begin and commit */
     feedback_range prev_owned; /* range of owner[!now], if undoable */
     atomic_int undoable;       /* the other buffers hold what was current before the commit */
+    folded folded;             /* in the buffers that the claiming work, or the last one, reads */
 };
 
 /* Ranges of elements whose residuals a work reads and writes. */
@@ -81,7 +90,8 @@ rc_result feedback_require_free(const rc_feedback *f, rc_error *error);
 /* Claims the feedback, unless it is NULL, for a call, with a reference; no earlier call can be
  * undone from now on. Returns as feedback_require_free does. */
 rc_result feedback_claim(rc_feedback *f, rc_error *error);
-/* Ends the claim, unless f is NULL, and drops its reference. */
+/* Ends the claim, unless f is NULL, and drops its reference. All is as before the claim unless the
+ * work has committed or cleared it. */
 void feedback_unclaim(rc_feedback *f);
 
 /* Returns 1 if the residuals belong to results of this op, or there are none. */
@@ -94,8 +104,8 @@ int feedback_is_zero(rc_feedback *f, feedback_range range);
 rc_result feedback_begin(rc_feedback *f, const feedback_use *use, feedback_view *view);
 void feedback_commit(rc_feedback *f, rc_op op);
 
-/* Adds the owner's residual to the worker's, times factor. */
-void feedback_fold(rc_feedback *f, double factor);
+/* Adds the owner's residual to the worker's, times factor. RC_NO_MEMORY or RC_OK. */
+rc_result feedback_fold(rc_feedback *f, double factor);
 /* *out = a copy of count elements of src (f32 or f64) with the worker's residuals added, to be
  * freed. RC_NO_MEMORY or RC_OK. */
 rc_result feedback_add_residual(rc_feedback *f, rc_dtype dtype, const void *src, void **out);
@@ -106,7 +116,8 @@ void feedback_clear(rc_feedback *f);
 float *feedback_worker(rc_feedback *f);
 rc_result feedback_load(rc_feedback *f, const float *worker, const float *owner, uint64_t start,
                         uint64_t count);
-void feedback_rescale(rc_feedback *f, double factor);
+/* Returns RC_INVALID_ARGUMENT, and changes nothing, if a residual would be infinite. */
+rc_result feedback_rescale(rc_feedback *f, double factor);
 /* Takes the last commit back, if no call has claimed it since. */
 void feedback_undo(rc_feedback *f);
 

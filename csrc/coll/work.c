@@ -149,7 +149,7 @@ rc_work *work_create(rc_engine *engine, const rc_call *call, uint32_t spin_us)
 static rc_result add_residual(rc_work *w, int contributors)
 {
     rc_feedback *f = w->call.feedback;
-    feedback_fold(f, work_divisor(&w->call, contributors));
+    RC_TRY(feedback_fold(f, work_divisor(&w->call, contributors)));
     if (feedback_is_zero(f, (feedback_range){0, f->count}))
         return RC_OK;
     RC_TRY(feedback_add_residual(f, w->call.dtype, w->call.src, &w->src_with_residual));

@@ -116,7 +116,7 @@ static rc_result add_foreign_residual(rc_comm *c, rc_work *w)
         return RC_OK;
     feedback_range own = shared_own_chunk(&c->shared, w->call.count);
     if (f->owned.start < own.start || f->owned.end > own.end)
-        feedback_fold(f, work_divisor(&w->call, c->env.contributors));
+        RC_TRY(feedback_fold(f, work_divisor(&w->call, c->env.contributors)));
     if (feedback_is_zero(f, (feedback_range){0, own.start}) &&
         feedback_is_zero(f, (feedback_range){own.end, f->count}))
         return RC_OK;

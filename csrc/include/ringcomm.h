@@ -328,8 +328,8 @@ float *rc_feedback_owner(rc_feedback *feedback, uint64_t *start, uint64_t *count
  * the next call: those that do not are added to the worker's. */
 rc_result rc_feedback_load(rc_feedback *feedback, const float *worker, const float *owner,
                            uint64_t start, uint64_t count);
-/* Multiplies all residuals by factor, which must be finite: for values that are scaled so from now
- * on. */
+/* Multiplies all residuals by factor: for values that are scaled so from now on. Returns
+ * RC_INVALID_ARGUMENT, and changes nothing, if it or a product is not finite in float32. */
 rc_result rc_feedback_rescale(rc_feedback *feedback, double factor);
 /* Restores the residuals of before the last call that used them, for callers who drop its result.
  * Does nothing if that call left them as they were, or made them zero, or if they have been loaded

@@ -493,7 +493,7 @@ class Dispatcher:
                 self._pipe.stop()
             for work in self.works_in_flight():
                 work.done()
-            while {thread for thread, _ in self._calls_in_core.values()} - {get_ident()}:
+            while {thread for thread, _ in list(self._calls_in_core.values())} - {get_ident()}:
                 time.sleep(_LOOK_S)  # until their calls return; their works are over
             try:
                 if self._keeper is not None:

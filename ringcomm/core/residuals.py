@@ -117,12 +117,13 @@ class Residuals:
         """Multiplies the residuals by a positive, finite factor: for a tensor that changes its
         units, as by a loss scale, or to forget a part of them. (0 forgets all.)
 
-        Raises ConfigError for another factor, or while a collective uses it.
+        Raises ConfigError for another factor, or one that makes residuals infinite, or while a
+        collective uses it. Nothing is changed then.
         """
         require_scale("factor", factor, least=0.0)
         self.require_idle()
-        if self._count is not None:
-            lib.rc_feedback_rescale(self._handle, float(factor))
+        if self._count is not None and lib.rc_feedback_rescale(self._handle, float(factor)) != OK:
+            raise ConfigError(f"{self.name} times {factor:g} is infinite in float32")
 
     def undo(self) -> None:
         """Restores the residuals from before the last call that used them, for callers that drop
@@ -149,14 +150,24 @@ class Residuals:
         one."""
         if self._count is None:
             self._allocate(count)
-        if self._count != count:
+        self._check_size(count)
+
+    def _check_size(self, count: int) -> None:
+        if self._count not in (None, count):
             raise ConfigError(
                 f"{self.name} is of {self._count} elements, and the tensor has "
                 f"{count}; each tensor needs its own"
             )
 
     def require_fit(self, call: str, dtype: str, count: int, op: str) -> Any:
-        """Returns the core's handle for a call of count elements.
+        """Returns the core's handle for a call of count elements. Raises as ``check_fit``."""
+        self.check_fit(call, dtype, count, op)
+        self.require_size(count)
+        self._op = op
+        return self._handle
+
+    def check_fit(self, call: str, dtype: str, count: int, op: str) -> None:
+        """Checks that a call of count elements can use it; changes nothing.
 
         Args:
             call: the name of the call, for messages.
@@ -172,14 +183,12 @@ class Residuals:
                 f"{call}: feedback takes float32 and float64 tensors, not {full_name(dtype)}"
             )
         self.require_idle()
-        self.require_size(count)
+        self._check_size(count)
         if self._op not in (None, op) and (self.worker.any() or self.owner.any()):
             raise ConfigError(
                 f"{call}: what is left in {self.name} was made by {self._op}, and "
                 f"has other units than that of {op}"
             )
-        self._op = op
-        return self._handle
 
     def hold(self, work: Any) -> None:
         """Notes the work that uses it from now on, and that keeps it alive."""
@@ -210,7 +219,7 @@ class Residuals:
 
     def _allocate(self, count: object) -> None:
         whole = isinstance(count, (int, np.integer)) and not isinstance(count, bool)
-        if not whole or not 0 <= int(count) < 2**48:  # type: ignore[call-overload]
+        if not whole or not 0 <= int(count) < 2**36:  # type: ignore[call-overload]
             raise ConfigError(f"count={count!r}: give the number of the tensor's elements")
         out = ffi.new("rc_feedback **")
         if lib.rc_feedback_create(out, count) != OK:

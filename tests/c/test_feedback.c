@@ -413,6 +413,8 @@ static void residuals_come_back_as_loaded(void)
     CHECK_EQ(rc_feedback_load(f, worker, NULL, 0, 1), RC_INVALID_ARGUMENT);
     CHECK_EQ(rc_feedback_load(f, worker, owner, 280, 20), RC_OK);
     CHECK_EQ(rc_feedback_rescale(f, NAN), RC_INVALID_ARGUMENT);
+    CHECK_EQ(rc_feedback_rescale(f, 1e39), RC_INVALID_ARGUMENT);
+    CHECK_EQ(rc_feedback_rescale(f, 3e38), RC_INVALID_ARGUMENT);
     CHECK_EQ(rc_feedback_rescale(f, 0.5), RC_OK);
     const float *got = rc_feedback_owner(f, &start, &count);
     CHECK_EQ(start, 280);
@@ -461,6 +463,41 @@ static void what_is_known_of_zeros_is_true(void)
     feedback_release(f);
 }
 
+/* An owner's residuals that do not fit a work are in the worker's while it lasts. */
+static void what_is_folded_comes_back(void)
+{
+    enum { COUNT = 64 };
+    feedback_use use = {.worker = {0, COUNT}, .owner = {0, COUNT}, .fold = 3};
+    float worker[COUNT], owner[8];
+    uint64_t start, count;
+    rc_feedback *f;
+    rc_error error;
+    for (int i = 0; i < COUNT; i++)
+        worker[i] = 0.1F * (float)i;
+    for (int i = 0; i < 8; i++)
+        owner[i] = 0.3F;
+    CHECK_EQ(feedback_create(&f, COUNT), RC_OK);
+    CHECK_EQ(feedback_load(f, worker, owner, 16, 8), RC_OK);
+    for (int undone = 0; undone < 2; undone++) {
+        feedback_view view;
+        CHECK_EQ(feedback_claim(f, &error), RC_OK);
+        CHECK_EQ(feedback_begin(f, &use, &view), RC_OK);
+        CHECK(view.worker_in[16] > 2.4F);
+        memset(view.worker_out, 0, sizeof worker);
+        memset(view.owner_out, 0, sizeof worker);
+        if (undone)
+            feedback_commit(f, RC_SUM);
+        feedback_unclaim(f);
+        feedback_undo(f);
+        const float *left = rc_feedback_owner(f, &start, &count);
+        CHECK_EQ(start, 16);
+        CHECK_EQ(count, 8);
+        CHECK(memcmp(left, owner, sizeof owner) == 0);
+        CHECK(memcmp(rc_feedback_worker(f), worker, sizeof worker) == 0);
+    }
+    feedback_release(f);
+}
+
 static void a_step_that_is_taken_back_leaves_nothing(void)
 {
     enum { COUNT = 64, OWNED = 8 };
@@ -499,6 +536,7 @@ int main(void)
         {"one_work_at_a_time", one_work_at_a_time},
         {"what_does_not_fit_is_refused", what_does_not_fit_is_refused},
         {"residuals_come_back_as_loaded", residuals_come_back_as_loaded},
+        {"what_is_folded_comes_back", what_is_folded_comes_back},
         {"a_step_that_is_taken_back_leaves_nothing", a_step_that_is_taken_back_leaves_nothing},
         {"what_is_known_of_zeros_is_true", what_is_known_of_zeros_is_true},
     };
