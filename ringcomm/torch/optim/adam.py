@@ -36,6 +36,7 @@ on all ranks.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -79,10 +80,9 @@ class OneBitAdam(WireOptimizer):
 
     Args:
         lr, betas, eps, weight_decay: as in torch.optim.AdamW.
-        freeze: the number of the last dense step; or "stable": when the learning rate does not
-            rise, and the sum of the variance has changed by less than 4 % in M = 1 / (1 - beta2)
-            steps, or the rate has not risen for 5 M. With ``refresh`` M is at most 100, and 5 M
-            is 2 M.
+        freeze: the number of the last dense step; or "stable": when no group's learning rate
+            rises, and the sum of the variance has changed by less than 4 % in M = 1 / (1 - beta2)
+            steps, or no rate has risen for 5 M. With ``refresh`` M is at most 100, and 5 M is 2 M.
         refresh: "exponential": the variance is renewed after 1, 1, 1, 1, 2, 2, 2, 2, 4, ... steps,
             which takes one more float32 per element. None: it is never renewed. If the gradients
             of N ranks oscillate together, a renewed one makes steps of up to sqrt(N) times Adam's.
@@ -242,7 +242,9 @@ class Frozen(Rule):
         if self.freeze.is_due(step):
             squares = [view for s in spans for view in s.parts(s.state["exp_avg_sq"])]
             size = sum(map(total, squares))
-            self.freeze.look(step, size / (1 - power(group["betas"][1], step)), float(group["lr"]))
+            rates = {span.group_index: float(span.group["lr"]) for span in spans}
+            unbiased = size / (1 - power(group["betas"][1], step))
+            self.freeze.look(step, unbiased, list(rates.values()))
         if not self._frozen and self.freeze.step is not None and step >= self.freeze.step:
             self._frozen = True
             self._unbias(spans)
@@ -360,8 +362,8 @@ class FreezePoint(Kept):
 
     Args:
         freeze: the number of the step; or "stable": when the sum of the variance has changed by
-            less than 4 % in the steps that it remembers, and the learning rate does not rise; at
-            the latest when the rate has not risen for five times as many.
+            less than 4 % in the steps that it remembers, and no group's learning rate rises; at
+            the latest when none has risen for five times as many.
         beta2: the variance's.
         renews: whether it will be renewed: then an early freeze costs little, and it looks back
             and waits less long.
@@ -380,7 +382,7 @@ class FreezePoint(Kept):
             self._memory, self._patience = min(self._memory, _LOOKS_BACK), 2
         self._stride = max(1, self._memory // _LOOKS)
         self._seen: list[float] = []
-        self._rate: float | None = None  # at the latest look
+        self._rate: list[float] | None = None  # of each group, at the latest look
         self._steady = 0
         self.step = None if isinstance(freeze, str) else int(freeze)
 
@@ -388,9 +390,10 @@ class FreezePoint(Kept):
         """Returns whether ``look`` needs the sum of the variance after this step."""
         return self.step is None and step % self._stride == 0
 
-    def look(self, step: int, size: float, rate: float) -> None:
-        """Decides, given the sum of the unbiased variance and the learning rate."""
-        rises, self._rate = self._rate is not None and rate > self._rate, rate
+    def look(self, step: int, size: float, rates: list[float]) -> None:
+        """Decides, given the sum of the unbiased variance and the groups' learning rates, in the
+        order of the spans, so that those of new groups come last."""
+        rises, self._rate = any(map(operator.gt, rates, self._rate or ())), rates
         self._steady = 0 if rises else self._steady + 1
         self._seen.append(size)
         back = self._memory // self._stride
@@ -401,6 +404,11 @@ class FreezePoint(Kept):
         stable = size > 0 and min(size, before) >= _RATIO * max(size, before)
         if not rises and (stable or self._steady > self._patience * back):
             self.step = step
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        if isinstance(self._rate, float):  # of the first span's group, from an earlier version
+            self._rate = [self._rate]
 
 
 class Renewals(Kept):
