@@ -250,6 +250,26 @@ def test_the_variance_is_not_frozen_while_a_groups_rate_rises(rising: int) -> No
     assert run_ranks(2, body) == [13, 13]
 
 
+@pytest.mark.parametrize("decays", [(0.8, 0.95), (0.95, 0.8)])
+def test_each_groups_variance_has_its_own_bias(decays: tuple[float, float]) -> None:
+    """So the sum of constant squares is stable from the first step on."""
+
+    def body(comm: Communicator) -> int | None:
+        params = parameters([(2, 2), (2, 2)])
+        groups = [
+            {"params": [one], "betas": (0.9, decay)}
+            for one, decay in zip(params, decays, strict=True)
+        ]
+        optimizer = OneBitAdam(groups, betas=(0.9, 0.8), comm=comm, threshold=0)
+        for _ in range(8):
+            for one in params:
+                one.grad = torch.ones_like(one)
+            optimizer.step()
+        return optimizer.frozen_at
+
+    assert run_ranks(2, body) == [6, 6]
+
+
 def test_the_freeze_point_reads_the_rate_of_an_earlier_version() -> None:
     point = FreezePoint("stable", beta2=0.8, renews=False)
     for step in range(1, 6):

@@ -238,13 +238,15 @@ class Frozen(Rule):
     def finish(self, spans: Sequence[Span]) -> Collection[str]:
         if not spans:
             return ()
-        step, group = max(span.step for span in spans), spans[0].group
+        step = max(span.step for span in spans)
         if self.freeze.is_due(step):
-            squares = [view for s in spans for view in s.parts(s.state["exp_avg_sq"])]
-            size = sum(map(total, squares))
+            begun = [span for span in spans if span.name in self._ages]
+            size = sum(
+                sum(map(total, span.parts(span.state["exp_avg_sq"]))) / self._gains(span)[1]
+                for span in begun
+            )
             rates = {span.group_index: float(span.group["lr"]) for span in spans}
-            unbiased = size / (1 - power(group["betas"][1], step))
-            self.freeze.look(step, unbiased, list(rates.values()))
+            self.freeze.look(step, size, list(rates.values()))
         if not self._frozen and self.freeze.step is not None and step >= self.freeze.step:
             self._frozen = True
             self._unbias(spans)
