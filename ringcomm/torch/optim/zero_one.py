@@ -231,9 +231,12 @@ class _ZeroOne(Rule):
         if not self._is_local:
             return
         for place in written:
-            place.of(span.state["anchor"]).copy_(span.stepped(place))
+            value = place.tensor.detach()
+            place.of(span.state["anchor"]).copy_(value)
+            if span.master is not None:  # has kept digits that may differ from rank to rank
+                place.of(span.master).copy_(value)
             place.of(span.state["moved"]).zero_()
-            flat = place.tensor.detach().cpu().reshape(-1)
+            flat = value.cpu().reshape(-1)
             self._written[place.index] = zlib.crc32(flat.view(torch.uint8).numpy().tobytes())
         if len(written) == len(span.slices):
             self._rates[span.name] = 0.0
