@@ -222,6 +222,14 @@ class Frozen(Rule):
     def usual(self, step: int) -> Sequence[Exchange]:
         return self._then
 
+    def check(self, spans: Sequence[Span]) -> None:
+        require(
+            "parameters were added after the freeze, and their variance is unknown: use "
+            "refresh='exponential', or a new optimizer",
+            None,
+            not self._frozen or self.renews or all(span.name in self._ages for span in spans),
+        )
+
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
         if what == "gradient":
             out.copy_(span.gradient)
@@ -259,13 +267,6 @@ class Frozen(Rule):
     def update(
         self, span: Span, means: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor] | None:
-        if self.renewals is None and "momentum" in means:
-            require(
-                "parameters were added after the freeze, and their variance is unknown: use "
-                "refresh='exponential', or a new optimizer",
-                None,
-                span.name in self._ages,
-            )
         self._ages[span.name] = self._ages.get(span.name, 0) + 1
         if "gradient" in means:
             self._dense_step(span, means["gradient"])

@@ -74,6 +74,10 @@ class Rule(Kept):
         """Returns the exchanges of most steps from this one on, if the first steps have others."""
         return self.exchanges(step)
 
+    def check(self, spans: Sequence[Span]) -> None:
+        """Raises ConfigError, on all ranks alike, if it cannot update spans that a step is going to
+        change."""
+
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
         """Writes this rank's contribution to the exchange of that name into ``out``, flat."""
         raise NotImplementedError
