@@ -127,6 +127,16 @@ def test_ranks_with_other_models_fail_at_once() -> None:
     run_ranks(3, body)
 
 
+def test_a_group_that_differs_between_ranks_is_not_added() -> None:
+    def body(comm: Communicator) -> None:
+        optimizer = sgd(nn.Linear(4, 4), comm)
+        with pytest.raises(MismatchError, match="different parameters"):
+            optimizer.add_param_group({"params": nn.Parameter(torch.zeros(4 + comm.rank))})
+        assert len(optimizer.param_groups) == 1
+
+    run_ranks(2, body)
+
+
 @pytest.mark.parametrize(
     ("make", "name", "values"),
     [
