@@ -342,17 +342,30 @@ def _go(params: Any, optimizer: Any, comm: Communicator, first: int, last: int) 
         optimizer.step()
 
 
-def test_residuals_in_other_units_are_refused() -> None:
-    """Of earlier versions."""
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize(
+    ("refresh", "units", "text"),
+    [
+        ("exponential", "update", r"units='update'.* removed"),  # of earlier versions
+        (None, "bounded", "state is of refresh=None"),
+    ],
+)
+def test_states_of_other_settings_are_refused(
+    refresh: Any, units: str, text: str, steps: int
+) -> None:
+    """Before anything changes."""
 
     def body(comm: Communicator) -> None:
         params = parameters(SHAPES)
+        other = OneBitAdam(params, lr=0.5, freeze=1, refresh=refresh, comm=comm, threshold=0)
+        _go(params, other, comm, 0, steps)
+        state = other.state_dict()
+        state["ringcomm"]["rule"]["units"] = units
         optimizer = OneBitAdam(params, freeze=1, comm=comm, threshold=0)
-        _go(params, optimizer, comm, 1, 4)
-        state = optimizer.state_dict()
-        state["ringcomm"]["rule"]["units"] = "update"
-        with pytest.raises(ConfigError, match=r"units='update'.* removed"):
+        _go(params, optimizer, comm, 0, 1)
+        with pytest.raises(ConfigError, match=text):
             optimizer.load_state_dict(state)
+        assert (optimizer.steps, optimizer.param_groups[0]["lr"]) == (1, 1e-3)
 
     run_ranks(2, body)
 

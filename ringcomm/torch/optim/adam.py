@@ -337,7 +337,7 @@ class Frozen(Rule):
                 span.state["exp_avg_sq"].div_(second)
                 span.fill_padding(span.state["exp_avg_sq"])
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def check_state(self, state: Mapping[str, Any]) -> None:
         units = state.get("units", "bounded")  # a setting of earlier versions
         require(
             f"the state is of units={units!r}, in which its residuals are, and which has been "
@@ -345,7 +345,12 @@ class Frozen(Rule):
             None,
             units == "bounded",
         )
-        super().restore(state)
+        require(
+            "the state is of refresh=None, and lacks what refresh='exponential' needs: give "
+            "refresh=None, or make a new optimizer, with the weights that were saved",
+            None,
+            not self.renews or "renewals" in state,
+        )
 
 
 class Renewed(Frozen):

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -105,6 +105,9 @@ class Rule(Kept):
         """Returns values, by name, that must be the same on all ranks in this step; the ranks
         compare them before they update anything."""
         return {}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raises ConfigError for a state that ``restore`` cannot take, as its settings differ."""
 
     def finish(self, spans: Sequence[Span]) -> Collection[str]:
         """Called once after all updates of a step that was not dropped. Returns names of exchanges

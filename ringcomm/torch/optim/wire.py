@@ -337,6 +337,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         return state
 
     def _read(self, tensors: Mapping[int, Any], own: Mapping[str, Any]) -> Callable[[], None]:
+        self._rule.check_state(own["rule"])
         feedback = saved.read_feedback(own["feedback"], self._comm)
         spans = saved.read_spans(own["spans"], self._indexed(), self._rule.states, tensors)
         if self._overlap is not None:
