@@ -24,6 +24,7 @@ from optim_cases import (
 )
 from ranks import run_ranks
 from reference import Array
+from tensors import stored
 
 from ringcomm import Communicator
 from ringcomm.errors import ConfigError
@@ -213,13 +214,72 @@ def test_the_freeze_point_waits_for_a_stable_variance() -> None:
         point = FreezePoint("stable", beta2=0.95, renews=False)
         for step in range(1, 400):
             if point.is_due(step):
-                point.look(step, sizes(step), rates(step))
+                point.look(step, sizes(step), [rates(step)])
         return point.step
 
     assert frozen(lambda step: 1.0, lambda step: 1.0) == 21
     assert frozen(lambda step: 1.0, lambda step: min(step, 50)) == 51
     assert frozen(lambda step: 1.0 + 10 * 0.9**step, lambda step: 1.0) == 71  # 4 % in 20 steps
     assert frozen(lambda step: 1.01**step, lambda step: 1.0) == 101
+
+
+@pytest.mark.parametrize("rising", [0, 1])
+def test_the_variance_is_not_frozen_while_a_groups_rate_rises(rising: int) -> None:
+    """Whichever group it is, and over a restart."""
+
+    def body(comm: Communicator) -> int | None:
+        params = parameters([(2, 2), (2, 2)])
+        rates = [0.1, 0.1]
+
+        def made() -> OneBitAdam:
+            groups = [{"params": [one], "lr": lr} for one, lr in zip(params, rates, strict=True)]
+            return OneBitAdam(groups, betas=(0.9, 0.8), comm=comm, threshold=0)
+
+        optimizer = made()
+        for step in range(1, 20):
+            rates[rising] = optimizer.param_groups[rising]["lr"] = 0.1 * min(step, 12)
+            for one in params:
+                one.grad = torch.ones_like(one)
+            optimizer.step()
+            if step == 9:
+                state = stored(optimizer.state_dict())
+                optimizer = made()
+                optimizer.load_state_dict(state)
+        return optimizer.frozen_at
+
+    assert run_ranks(2, body) == [13, 13]
+
+
+@pytest.mark.parametrize("decays", [(0.8, 0.95), (0.95, 0.8)])
+def test_each_groups_variance_has_its_own_bias(decays: tuple[float, float]) -> None:
+    """So the sum of constant squares is stable from the first step on."""
+
+    def body(comm: Communicator) -> int | None:
+        params = parameters([(2, 2), (2, 2)])
+        groups = [
+            {"params": [one], "betas": (0.9, decay)}
+            for one, decay in zip(params, decays, strict=True)
+        ]
+        optimizer = OneBitAdam(groups, betas=(0.9, 0.8), comm=comm, threshold=0)
+        for _ in range(8):
+            for one in params:
+                one.grad = torch.ones_like(one)
+            optimizer.step()
+        return optimizer.frozen_at
+
+    assert run_ranks(2, body) == [6, 6]
+
+
+def test_the_freeze_point_reads_the_rate_of_an_earlier_version() -> None:
+    point = FreezePoint("stable", beta2=0.8, renews=False)
+    for step in range(1, 6):
+        point.look(step, 1.0, [0.1 * step])
+    state = point.saved()
+    (state["rate"],) = state["rate"]
+    point.restore(state)
+    for step in range(6, 9):
+        point.look(step, 1.0, [0.1 * min(step, 7)])
+    assert point.step == 8
 
 
 @pytest.mark.parametrize(
@@ -282,17 +342,30 @@ def _go(params: Any, optimizer: Any, comm: Communicator, first: int, last: int) 
         optimizer.step()
 
 
-def test_residuals_in_other_units_are_refused() -> None:
-    """Of earlier versions."""
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize(
+    ("refresh", "units", "text"),
+    [
+        ("exponential", "update", r"units='update'.* removed"),  # of earlier versions
+        (None, "bounded", "state is of refresh=None"),
+    ],
+)
+def test_states_of_other_settings_are_refused(
+    refresh: Any, units: str, text: str, steps: int
+) -> None:
+    """Before anything changes."""
 
     def body(comm: Communicator) -> None:
         params = parameters(SHAPES)
+        other = OneBitAdam(params, lr=0.5, freeze=1, refresh=refresh, comm=comm, threshold=0)
+        _go(params, other, comm, 0, steps)
+        state = other.state_dict()
+        state["ringcomm"]["rule"]["units"] = units
         optimizer = OneBitAdam(params, freeze=1, comm=comm, threshold=0)
-        _go(params, optimizer, comm, 1, 4)
-        state = optimizer.state_dict()
-        state["ringcomm"]["rule"]["units"] = "update"
-        with pytest.raises(ConfigError, match=r"units='update'.* removed"):
+        _go(params, optimizer, comm, 0, 1)
+        with pytest.raises(ConfigError, match=text):
             optimizer.load_state_dict(state)
+        assert (optimizer.steps, optimizer.param_groups[0]["lr"]) == (1, 1e-3)
 
     run_ranks(2, body)
 

@@ -127,6 +127,16 @@ def test_ranks_with_other_models_fail_at_once() -> None:
     run_ranks(3, body)
 
 
+def test_a_group_that_differs_between_ranks_is_not_added() -> None:
+    def body(comm: Communicator) -> None:
+        optimizer = sgd(nn.Linear(4, 4), comm)
+        with pytest.raises(MismatchError, match="different parameters"):
+            optimizer.add_param_group({"params": nn.Parameter(torch.zeros(4 + comm.rank))})
+        assert len(optimizer.param_groups) == 1
+
+    run_ranks(2, body)
+
+
 @pytest.mark.parametrize(
     ("make", "name", "values"),
     [
@@ -173,6 +183,36 @@ def test_each_setting_is_compared(kind: Any, monkeypatch: pytest.MonkeyPatch) ->
         assert set(taken) - others <= {*seen, *optimizer.defaults}
 
     run_ranks(1, body)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [partial(OneBitAdam, freeze=2, refresh=None), partial(ZeroOneAdam, var_freeze_step=2)],
+)
+def test_a_step_of_parameters_that_come_too_late_changes_nothing(make: Any, overlap: bool) -> None:
+    """The next one, without them, is made."""
+
+    def body(comm: Communicator) -> None:
+        params = [nn.Parameter(torch.ones(8, 16)) for _ in range(3)]
+        optimizer = make(params[:2], comm=comm, threshold=0, span_bytes=1, overlap=overlap)
+
+        def step(some: list[nn.Parameter]) -> list[torch.Tensor]:
+            optimizer.zero_grad()
+            for one in some:
+                one.backward(torch.ones_like(one))
+            optimizer.step()
+            return [one.detach().clone() for one in params]
+
+        before = [step(params[:2]) for _ in range(3)][-1]
+        optimizer.add_param_group({"params": params[2:]})
+        with pytest.raises(ConfigError, match="variance is unknown"):
+            step(params)
+        assert all(map(torch.equal, params, before))
+        assert optimizer.steps == 3
+        assert not any(map(torch.equal, step(params[:2])[:2], before))
+
+    run_ranks(2, body)
 
 
 @pytest.mark.parametrize("setting", ["lr", "steps"])

@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 CASES: list[dict[str, Any]] = [
     {"lr": 0.1},
     {"lr": 0.1, "momentum": 0.0},
+    {"lr": 0.1, "momentum": 0.0, "dampening": 0.3},
     {"lr": 0.05, "momentum": 0.5, "dampening": 0.3},
     {"lr": 0.1, "maximize": True},
 ]

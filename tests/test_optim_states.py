@@ -44,10 +44,17 @@ def apart() -> Callable[..., WireOptimizer]:
 
 
 @pytest.mark.parametrize(
-    ("codec", "ranks", "dtype"), [("int4", 3, torch.float32), ("onebit", 2, torch.bfloat16)]
+    ("codec", "ranks", "dtype", "last"),
+    [
+        ("int4", 3, torch.float32, "optimizer"),
+        ("onebit", 2, torch.bfloat16, "optimizer"),
+        ("onebit", 2, torch.bfloat16, "model"),
+    ],
 )
-def test_a_restart_goes_on_to_the_bit(codec: str, ranks: int, dtype: torch.dtype) -> None:
-    """Momenta, master copies and residuals: each rank's own."""
+def test_a_restart_goes_on_to_the_bit(
+    codec: str, ranks: int, dtype: torch.dtype, last: str
+) -> None:
+    """Momenta, master copies and residuals: each rank's own. In any order of the loads."""
     make = sgd(codec)
 
     def body(comm: Communicator) -> tuple[Any, Any]:
@@ -55,8 +62,11 @@ def test_a_restart_goes_on_to_the_bit(codec: str, ranks: int, dtype: torch.dtype
         weights, state = stored([model.state_dict(), optimizer.state_dict()])
         other = Net(dtype, seed=9)
         restored = make(list(other.parameters()), comm)
-        other.load_state_dict(weights)
+        if last == "optimizer":
+            other.load_state_dict(weights)
         restored.load_state_dict(state)
+        if last == "model":
+            other.load_state_dict(weights)
         assert restored.steps == 5
         go_on(model, optimizer, comm, range(5, 9))
         go_on(other, restored, comm, range(5, 9))

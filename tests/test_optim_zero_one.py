@@ -178,6 +178,22 @@ def test_weights_that_somebody_else_writes_are_the_new_anchor(
     assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
 
 
+def test_one_ranks_weights_are_the_new_anchor_on_all() -> None:
+    """Where the ranks' master copies have unlike digits behind them."""
+
+    def body(comm: Communicator) -> torch.Tensor:
+        params, optimizer, step = steps_in_b(comm, torch.bfloat16, 9, overlap=False)
+        with torch.no_grad():
+            for one in params:
+                one.copy_(comm.broadcast(one.detach().clone()))
+        step()
+        while not optimizer.is_together:
+            step()
+        return optimizer.spans[0].master.clone()
+
+    assert torch.equal(*run_ranks(2, body))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("given", [0, 1])

@@ -140,6 +140,32 @@ def test_training_goes_on_after_a_refused_load() -> None:
         assert torch.equal(one["master"], other["master"])
 
 
+def test_a_16_bit_model_may_be_loaded_after_its_optimizer() -> None:
+    """The master copy goes on with all its digits."""
+
+    def run(comm: Communicator) -> Any:
+        models = model_of(1, torch.bfloat16), model_of(2, torch.bfloat16)
+        with (
+            SGD(models[0].parameters(), lr=1e-3, density=0.5, comm=comm) as before,
+            SGD(models[1].parameters(), lr=1e-3, density=0.5, comm=comm) as after,
+        ):
+            for step in range(20):
+                if step == 5:
+                    state = stored([before.state_dict(), models[0].state_dict()])
+                    after.load_state_dict(state[0])
+                    models[1].load_state_dict(state[1])
+                for model, optimizer in zip(models, (before, after), strict=True):
+                    if model is models[0] or step >= 5:
+                        optimizer.zero_grad()
+                        loss_of(model, comm.rank, step).backward()
+                        optimizer.step()
+            return [one.state_dict()["ringcomm"]["buckets"] for one in (before, after)]
+
+    for before, after in run_ranks(2, run):
+        for one, other in zip(before, after, strict=True):
+            assert torch.equal(one["master"], other["master"])
+
+
 def test_weights_in_other_memory_are_trained_on_after_a_load() -> None:
     def run(comm: Communicator) -> None:
         one = torch.nn.Parameter(torch.ones(20, 20))

@@ -36,6 +36,7 @@ on all ranks.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -79,10 +80,9 @@ class OneBitAdam(WireOptimizer):
 
     Args:
         lr, betas, eps, weight_decay: as in torch.optim.AdamW.
-        freeze: the number of the last dense step; or "stable": when the learning rate does not
-            rise, and the sum of the variance has changed by less than 4 % in M = 1 / (1 - beta2)
-            steps, or the rate has not risen for 5 M. With ``refresh`` M is at most 100, and 5 M
-            is 2 M.
+        freeze: the number of the last dense step; or "stable": when no group's learning rate
+            rises, and the sum of the variance has changed by less than 4 % in M = 1 / (1 - beta2)
+            steps, or no rate has risen for 5 M. With ``refresh`` M is at most 100, and 5 M is 2 M.
         refresh: "exponential": the variance is renewed after 1, 1, 1, 1, 2, 2, 2, 2, 4, ... steps,
             which takes one more float32 per element. None: it is never renewed. If the gradients
             of N ranks oscillate together, a renewed one makes steps of up to sqrt(N) times Adam's.
@@ -222,6 +222,14 @@ class Frozen(Rule):
     def usual(self, step: int) -> Sequence[Exchange]:
         return self._then
 
+    def check(self, spans: Sequence[Span]) -> None:
+        require(
+            "parameters were added after the freeze, and their variance is unknown: use "
+            "refresh='exponential', or a new optimizer",
+            None,
+            not self._frozen or self.renews or all(span.name in self._ages for span in spans),
+        )
+
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
         if what == "gradient":
             out.copy_(span.gradient)
@@ -238,11 +246,15 @@ class Frozen(Rule):
     def finish(self, spans: Sequence[Span]) -> Collection[str]:
         if not spans:
             return ()
-        step, group = max(span.step for span in spans), spans[0].group
+        step = max(span.step for span in spans)
         if self.freeze.is_due(step):
-            squares = [view for s in spans for view in s.parts(s.state["exp_avg_sq"])]
-            size = sum(map(total, squares))
-            self.freeze.look(step, size / (1 - power(group["betas"][1], step)), float(group["lr"]))
+            begun = [span for span in spans if span.name in self._ages]
+            size = sum(
+                sum(map(total, span.parts(span.state["exp_avg_sq"]))) / self._gains(span)[1]
+                for span in begun
+            )
+            rates = {span.group_index: float(span.group["lr"]) for span in spans}
+            self.freeze.look(step, size, list(rates.values()))
         if not self._frozen and self.freeze.step is not None and step >= self.freeze.step:
             self._frozen = True
             self._unbias(spans)
@@ -255,13 +267,6 @@ class Frozen(Rule):
     def update(
         self, span: Span, means: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor] | None:
-        if self.renewals is None and "momentum" in means:
-            require(
-                "parameters were added after the freeze, and their variance is unknown: use "
-                "refresh='exponential', or a new optimizer",
-                None,
-                span.name in self._ages,
-            )
         self._ages[span.name] = self._ages.get(span.name, 0) + 1
         if "gradient" in means:
             self._dense_step(span, means["gradient"])
@@ -332,7 +337,7 @@ class Frozen(Rule):
                 span.state["exp_avg_sq"].div_(second)
                 span.fill_padding(span.state["exp_avg_sq"])
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def check_state(self, state: Mapping[str, Any]) -> None:
         units = state.get("units", "bounded")  # a setting of earlier versions
         require(
             f"the state is of units={units!r}, in which its residuals are, and which has been "
@@ -340,7 +345,12 @@ class Frozen(Rule):
             None,
             units == "bounded",
         )
-        super().restore(state)
+        require(
+            "the state is of refresh=None, and lacks what refresh='exponential' needs: give "
+            "refresh=None, or make a new optimizer, with the weights that were saved",
+            None,
+            not self.renews or "renewals" in state,
+        )
 
 
 class Renewed(Frozen):
@@ -360,8 +370,8 @@ class FreezePoint(Kept):
 
     Args:
         freeze: the number of the step; or "stable": when the sum of the variance has changed by
-            less than 4 % in the steps that it remembers, and the learning rate does not rise; at
-            the latest when the rate has not risen for five times as many.
+            less than 4 % in the steps that it remembers, and no group's learning rate rises; at
+            the latest when none has risen for five times as many.
         beta2: the variance's.
         renews: whether it will be renewed: then an early freeze costs little, and it looks back
             and waits less long.
@@ -380,7 +390,7 @@ class FreezePoint(Kept):
             self._memory, self._patience = min(self._memory, _LOOKS_BACK), 2
         self._stride = max(1, self._memory // _LOOKS)
         self._seen: list[float] = []
-        self._rate: float | None = None  # at the latest look
+        self._rate: list[float] | None = None  # of each group, at the latest look
         self._steady = 0
         self.step = None if isinstance(freeze, str) else int(freeze)
 
@@ -388,9 +398,10 @@ class FreezePoint(Kept):
         """Returns whether ``look`` needs the sum of the variance after this step."""
         return self.step is None and step % self._stride == 0
 
-    def look(self, step: int, size: float, rate: float) -> None:
-        """Decides, given the sum of the unbiased variance and the learning rate."""
-        rises, self._rate = self._rate is not None and rate > self._rate, rate
+    def look(self, step: int, size: float, rates: list[float]) -> None:
+        """Decides, given the sum of the unbiased variance and the groups' learning rates, in the
+        order of the spans, so that those of new groups come last."""
+        rises, self._rate = any(map(operator.gt, rates, self._rate or ())), rates
         self._steady = 0 if rises else self._steady + 1
         self._seen.append(size)
         back = self._memory // self._stride
@@ -401,6 +412,11 @@ class FreezePoint(Kept):
         stable = size > 0 and min(size, before) >= _RATIO * max(size, before)
         if not rises and (stable or self._steady > self._patience * back):
             self.step = step
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        if isinstance(self._rate, float):  # of the first span's group, from an earlier version
+            self._rate = [self._rate]
 
 
 class Renewals(Kept):

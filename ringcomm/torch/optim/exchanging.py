@@ -141,14 +141,14 @@ class ExchangingOptimizer(Checkpointed, torch.optim.Optimizer, Generic[S, F]):
         try:
             for parameter in parameters:
                 self._refuse(parameter)
+            about = [(list(p.shape), p.dtype, p.requires_grad) for p in parameters]
+            with naming(f"add_param_group() of {type(self).__name__}"):
+                require_same(self._comm, about, "parameters")
+                for work in [self._comm.broadcast(p.detach(), async_op=True) for p in parameters]:
+                    work.wait()
         except Exception:
             self.param_groups.pop()
             raise
-        about = [(list(p.shape), p.dtype, p.requires_grad) for p in parameters]
-        with naming(f"add_param_group() of {type(self).__name__}"):
-            require_same(self._comm, about, "parameters")
-            for work in [self._comm.broadcast(p.detach(), async_op=True) for p in parameters]:
-                work.wait()
         self._calls = 0
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:

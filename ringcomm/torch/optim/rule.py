@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -74,6 +74,10 @@ class Rule(Kept):
         """Returns the exchanges of most steps from this one on, if the first steps have others."""
         return self.exchanges(step)
 
+    def check(self, spans: Sequence[Span]) -> None:
+        """Raises ConfigError, on all ranks alike, if it cannot update spans that a step is going to
+        change."""
+
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
         """Writes this rank's contribution to the exchange of that name into ``out``, flat."""
         raise NotImplementedError
@@ -101,6 +105,9 @@ class Rule(Kept):
         """Returns values, by name, that must be the same on all ranks in this step; the ranks
         compare them before they update anything."""
         return {}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raises ConfigError for a state that ``restore`` cannot take, as its settings differ."""
 
     def finish(self, spans: Sequence[Span]) -> Collection[str]:
         """Called once after all updates of a step that was not dropped. Returns names of exchanges

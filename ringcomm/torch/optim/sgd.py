@@ -30,7 +30,8 @@ class SGD(WireOptimizer):
 
     Args:
         lr, momentum, dampening, weight_decay, nesterov, maximize: as in torch.optim.SGD. The
-            weight decay is added after the exchange, which changes last bits only.
+            weight decay is added after the exchange, which changes last bits only. The dampening
+            spares the optimizer's first step, in torch the first one of each parameter.
         compression: codec of the momentum; with momentum 0, of the gradient.
         warmup_steps: number of first steps in which it travels at bf16.
     """
@@ -109,7 +110,8 @@ class _MomentumRule(Rule):
         torch._foreach_sub_(parameters, moved)
 
     def _share(self, span: Span) -> float:
-        """Returns the gradient's weight in the momentum. The first gradient has weight 1, as in
-        torch."""
-        share: float = 1.0 if span.step == 1 else 1.0 - span.group["dampening"]
+        """Returns the gradient's weight in the momentum, as in torch: 1 without momentum, and in
+        the first step."""
+        is_whole = span.step == 1 or span.group["momentum"] == 0
+        share: float = 1.0 if is_whole else 1.0 - span.group["dampening"]
         return share

@@ -75,6 +75,12 @@ class Place(Slice):
             )
         return parameter._version, parameter.data_ptr(), parameter.shape, parameter.stride()
 
+    def follow(self, flat: torch.Tensor) -> None:
+        """Copies the parameter to its part of a flat master copy. Elements whose rounding is the
+        parameter's value stay: they have more digits."""
+        master, value = self.of(flat), self.tensor.detach().to(flat.device)
+        master.copy_(torch.where(master.to(value.dtype) == value, master, value.to(master.dtype)))
+
     def gradient(self) -> torch.Tensor | None:
         """Returns the parameter's gradient, if it has one. Raises TensorError unless it is
         dense."""
@@ -251,7 +257,7 @@ class Span(ParameterBucket):
         written = self.written()
         if self.master is not None:
             for place in written:
-                place.of(self.master).copy_(place.tensor.detach())
+                place.follow(self.master)
         return written if self._has_stepped else []
 
 

@@ -228,16 +228,17 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
             for span in self._spans:
                 self._follow(span)
             verdict = self._agree(self._max_norm)
+            present = iter(verdict.present)
+            for span in self._spans:
+                span.present = [next(present) for _ in span.slices]
+            changing = [one for one in self._spans if self._takes_part(one, self.steps + 1)]
+            self._rule.check(changing)
         except RingcommError:  # the step is made on no rank
             for exchanges in begun or ():
                 with contextlib.suppress(RingcommError):
                     exchanges.cancel()
             raise
-        present = iter(verdict.present)
-        for span in self._spans:
-            span.present = [next(present) for _ in span.slices]
-        changes_any = any(self._takes_part(span, self.steps + 1) for span in self._spans)
-        if verdict.finite and changes_any:
+        if verdict.finite and changing:
             self.steps += 1
             self._finish(self._launched(verdict.factor) if begun is None else begun)
             ended = self._rule.finish(self._spans)
@@ -336,6 +337,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
         return state
 
     def _read(self, tensors: Mapping[int, Any], own: Mapping[str, Any]) -> Callable[[], None]:
+        self._rule.check_state(own["rule"])
         feedback = saved.read_feedback(own["feedback"], self._comm)
         spans = saved.read_spans(own["spans"], self._indexed(), self._rule.states, tensors)
         if self._overlap is not None:

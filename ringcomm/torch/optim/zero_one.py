@@ -154,6 +154,14 @@ class _ZeroOne(Rule):
     def usual(self, step: int) -> Sequence[Exchange]:
         return self._movement if self._is_local else self._signs
 
+    def check(self, spans: Sequence[Span]) -> None:
+        require(
+            "parameters were added after var_freeze_step, and their variance is unknown: make a "
+            "new optimizer",
+            None,
+            not self._is_local or all(span.name in self._ages for span in spans),
+        )
+
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
         moves = what == "movement"
         out.copy_(span.state["moved"] if moves else span.gradient)
@@ -167,12 +175,6 @@ class _ZeroOne(Rule):
         if not self._is_local:
             self._step_together(span, means)
             return
-        require(
-            "parameters were added after var_freeze_step, and their variance is unknown: make a "
-            "new optimizer",
-            None,
-            span.name in self._ages,
-        )
         moment = span.state["exp_avg"].lerp_(span.gradient, 1 - span.group["betas"][0])
         root = self._root(span)
         if any(span.present):
@@ -231,9 +233,12 @@ class _ZeroOne(Rule):
         if not self._is_local:
             return
         for place in written:
-            place.of(span.state["anchor"]).copy_(span.stepped(place))
+            value = place.tensor.detach()
+            place.of(span.state["anchor"]).copy_(value)
+            if span.master is not None:  # has kept digits that may differ from rank to rank
+                place.of(span.master).copy_(value)
             place.of(span.state["moved"]).zero_()
-            flat = place.tensor.detach().cpu().reshape(-1)
+            flat = value.cpu().reshape(-1)
             self._written[place.index] = zlib.crc32(flat.view(torch.uint8).numpy().tobytes())
         if len(written) == len(span.slices):
             self._rates[span.name] = 0.0

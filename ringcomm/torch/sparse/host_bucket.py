@@ -73,7 +73,7 @@ class HostBucket(ParameterBucket):
         master = torch.from_numpy(self.master)
         for place in written:
             value, shown = place.tensor.detach().clone(), place.of(self._shown)
-            place.of(master).copy_(value)
+            place.follow(master)
             shown.copy_(value)
             self._alias(place)
         self.note()
