@@ -277,6 +277,27 @@ def test_a_matrix_without_a_gradient_stays() -> None:
     assert alike(run_ranks(2, body))
 
 
+@pytest.mark.parametrize("gradients", ["none", "int4"])
+def test_the_momentum_of_a_matrix_without_a_gradient_stays(gradients: Any) -> None:
+    """As in torch.optim.Muon, but for what a state's residuals bring, which is added to it."""
+
+    def body(comm: Communicator) -> None:
+        before = trained(comm, 3, gradients="int4")[1]
+        state = before.gather_state_dict()
+        held = parameters()
+        optimizer = Muon(held, comm=comm, gradients=gradients)
+        optimizer.load_state_dict(before.state_dict())
+        for step in range(3, 40):
+            held[0].grad = gradient(0, comm.rank, step)
+            optimizer.step()
+        found, kept = optimizer.gather_state_dict()["state"][1], state["state"][1]
+        expected = kept["momentum_buffer"] + 0.05 * kept["residual"]
+        assert kept["residual"].any()
+        torch.testing.assert_close(found["momentum_buffer"], expected, rtol=1e-5, atol=1e-6)
+
+    run_ranks(2, body)
+
+
 def test_a_clipped_step_is_one_of_smaller_gradients() -> None:
     """Muon's update has no scale, but its momentum has."""
 

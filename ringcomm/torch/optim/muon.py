@@ -127,9 +127,10 @@ class Muon(ExchangingOptimizer[Owned, Any]):
             return updates
         for place in owned.own.slices:
             gradient, moment = place.of(mean), place.of(owned.momentum)
-            if place.index in present or owned.feedback is not None:  # residuals come without, too
+            if place.index not in present:  # what residuals bring, and nothing else
+                moment.add_(gradient, alpha=1 - group["momentum"])
+            else:
                 moment.lerp_(gradient, 1 - group["momentum"])
-            if place.index in present:
                 step = gradient.lerp(moment, group["momentum"]) if group["nesterov"] else moment
                 settings = group["ns_coefficients"], group["ns_steps"], group["eps"]
                 place.of(updates).copy_(orthogonalized(step, *settings))
