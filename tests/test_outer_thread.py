@@ -209,6 +209,38 @@ def test_an_exception_in_training_waits_for_nobody() -> None:
         world.run(rank)
 
 
+def test_an_interrupt_of_the_waiting_for_a_round_ends_the_waiting() -> None:
+    """Then leaving waits no longer, either."""
+
+    class Interrupted:
+        def __init__(self, job: Any) -> None:
+            self.done = job.done
+
+        def result(self) -> None:
+            raise KeyboardInterrupt
+
+    def rank(comm: Communicator) -> None:
+        outer = OuterStep(net(), None, comm=comm, **DELAYED)
+        if comm.rank:
+            outer.attach()
+            comm.barrier()
+            outer._disconnect()
+            return
+        outer.attach()
+        for _ in range(4):
+            outer.tick()
+        outer._rounds._job = Interrupted(outer._rounds._job)  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            outer._rounds.wait_for_round()
+        outer._disconnect()
+        assert is_there(THREAD)
+        comm.barrier()
+        assert until(lambda: not is_there(THREAD)), "the thread outlives its round"
+
+    with World(2, config=Config(timeout=10 * PATIENCE)) as world:
+        world.run(rank)
+
+
 def test_jobs_of_a_worker_run_in_their_order() -> None:
     worker, seen = Worker("a test"), list[int]()
 

@@ -199,6 +199,7 @@ class Rounds(Kept):
         self._is_data_checked = False
         self._worker = Worker("ringcomm outer step")
         self._job: Future[None] | None = None
+        self._cut: Future[None] | None = None  # for which an interrupt has ended the waiting
 
     @property
     def blocks(self) -> list[Block]:
@@ -243,7 +244,7 @@ class Rounds(Kept):
     def stop(self, comm: Communicator | None) -> None:
         """Ends the thread, and closes the communicator that it uses; after a round that is on its
         way, for which this call does not wait."""
-        is_on_its_way = self.current is not None
+        is_on_its_way = self.current is not None or not (self._cut is None or self._cut.done())
         if is_on_its_way and comm is not None:
             self._worker.submit(comm.close)
         self._worker.close(0.0 if is_on_its_way else None)
@@ -316,7 +317,7 @@ class Rounds(Kept):
                 hellos = self._form_round(error)
                 self.current = failed
             except BaseException:  # even an interrupt: the round cannot be used any more
-                self.current = self._job = None
+                self._cut, self.current, self._job = self._job, None, None
                 raise
             self.report.repeated += 1
             if hellos.own_need:  # the others have completed it: this rank sends zeros
