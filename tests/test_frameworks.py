@@ -110,6 +110,7 @@ def test_callbacks_refuse_settings_when_they_are_made(
     ("trains", "way"),
     [
         (frameworks.outer_by_lightning, "outer-lightning"),
+        (frameworks.outer_of_folds_by_lightning, "outer-folds"),
         (frameworks.attached_by_accelerate, "attached"),
         pytest.param(
             frameworks.outer_by_transformers,

@@ -144,7 +144,8 @@ class LightningCallback(_Callback):
     @takes_settings
     def __init__(self, **settings: Unpack[OuterSettings]) -> None:
         super().__init__(settings)
-        self._saved: dict[str, Any] = {}
+        self._loaded: dict[str, Any] = {}  # by the checkpoint of this run
+        self._saved: dict[str, Any] = {}  # returned while there is no OuterStep
         self._anchor: contextlib.ExitStack | None = None
         self._own_hook: Any = None
 
@@ -152,8 +153,8 @@ class LightningCallback(_Callback):
         """Makes and attaches the OuterStep. A collective."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         outer = self._make(pl_module, list(trainer.optimizers), scaler)
-        if self._saved:
-            outer.load_state_dict(self._saved)
+        if self._loaded:
+            outer.load_state_dict(self._loaded)
         outer.attach()
         # Where weights only are saved, Lightning calls the module's hook, but no callback's.
         self._own_hook = pl_module.on_save_checkpoint
@@ -201,8 +202,16 @@ class LightningCallback(_Callback):
         return self._saved if self.outer is None else self.outer.gather_state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps the state until training starts, which restores it."""
-        self._saved = dict(state_dict)
+        """Keeps the state for the start of training in this run, which restores it."""
+        self._loaded = self._saved = dict(state_dict)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Drops the state that was loaded for this run, so that a later one begins anew."""
+        self._loaded = {}
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Drops the state that was loaded for this run. Lightning calls no teardown then."""
+        self._loaded = {}
 
 
 class TransformersCallback(_Callback):

@@ -222,6 +222,54 @@ def outer_by_lightning(rank: Rank, folder: str) -> None:
     _end(rank, model, folder, "outer-lightning")
 
 
+def outer_of_folds_by_lightning(rank: Rank, folder: str) -> None:
+    """One callback for several models: each begins from weights of its own, unless a checkpoint of
+    this training is given."""
+    import pytorch_lightning as lightning
+    from pytorch_lightning.strategies import DDPStrategy
+
+    from ringcomm.torch.lightning import OuterStepCallback
+
+    callback = OuterStepCallback(every=3, compression="none")
+    begun: list[tuple[torch.Tensor, int]] = []
+
+    class Sees(lightning.Callback):
+        def on_train_start(self, _: Any, module: Any) -> None:
+            assert callback.outer is not None
+            begun.append((_weights(module).clone(), callback.outer.iteration))
+
+    def trainer(steps: int = STEPS) -> lightning.Trainer:
+        return lightning.Trainer(
+            accelerator="cpu",
+            devices=2,
+            strategy=DDPStrategy(process_group_backend="ringcomm"),
+            max_steps=steps,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=False,
+            callbacks=[callback, Sees()],
+        )
+
+    model, loader = _start(rank)
+    module, fresh = _module(model, False), _weights(model).clone()
+    type(module).test_step = lambda *_: None
+    first = trainer()
+    first.fit(module, loader)
+    path = f"{folder}/first.ckpt"
+    first.save_checkpoint(path)
+    for tests in (False, True):
+        if tests:
+            trainer().test(module, loader, ckpt_path=path)
+        model, _ = _start(rank)
+        trainer().fit(_module(model, False), loader)
+        assert torch.equal(begun[-1][0], fresh), tests
+        assert begun[-1][1] == 0
+    trainer(STEPS + 1).fit(module, loader, ckpt_path=path)
+    assert begun[-1][1] == STEPS
+    _end(rank, model, folder, "outer-folds")
+
+
 def outer_by_transformers(rank: Rank, folder: str) -> None:
     """The callback: rounds, and a checkpoint that has the anchor's state beside it."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
