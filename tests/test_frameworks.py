@@ -111,6 +111,7 @@ def test_callbacks_refuse_settings_when_they_are_made(
     [
         (frameworks.outer_by_lightning, "outer-lightning"),
         (frameworks.outer_of_folds_by_lightning, "outer-folds"),
+        (frameworks.outer_after_errors_by_lightning, "outer-errors"),
         (frameworks.attached_by_accelerate, "attached"),
         pytest.param(
             frameworks.outer_by_transformers,

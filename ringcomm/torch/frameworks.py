@@ -111,16 +111,18 @@ class _Callback:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         scaler: Any,
     ) -> OuterStep:
-        """Makes the OuterStep of a model, not attached, and stops the exchange of the model's
-        DDP."""
+        """Makes the OuterStep of a model, not attached, and stops the exchange of the model's DDP.
+        Leaves the former one, if its training has raised."""
+        self._leave()
         stop_exchange(_wrappers(model))
         self.outer = OuterStep(model, optimizer, scaler=scaler, **self._settings)
         return self.outer
 
-    def _end(self, outer: OuterStep) -> None:
-        """Ends the exchange, after the last round."""
-        outer.detach()
-        self.outer = None
+    def _leave(self) -> None:
+        """Leaves the OuterStep, if there is one, as after an exception: without a round."""
+        outer, self.outer = self.outer, None
+        if outer is not None:
+            outer.__exit__(BaseException, None, None)
 
 
 class LightningCallback(_Callback):
@@ -147,7 +149,7 @@ class LightningCallback(_Callback):
         self._loaded: dict[str, Any] = {}  # by the checkpoint of this run
         self._saved: dict[str, Any] = {}  # returned while there is no OuterStep
         self._anchor: contextlib.ExitStack | None = None
-        self._own_hook: Any = None
+        self._hook = contextlib.ExitStack()  # gives the module its own one back
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Makes and attaches the OuterStep. A collective."""
@@ -157,10 +159,9 @@ class LightningCallback(_Callback):
             outer.load_state_dict(self._loaded)
         outer.attach()
         # Where weights only are saved, Lightning calls the module's hook, but no callback's.
-        self._own_hook = pl_module.on_save_checkpoint
-        pl_module.on_save_checkpoint = functools.partial(
-            self._on_save_weights, trainer, pl_module, self._own_hook
-        )
+        own_hook = pl_module.on_save_checkpoint
+        pl_module.on_save_checkpoint = functools.partial(self._on_save_weights, pl_module, own_hook)
+        self._hook.callback(setattr, pl_module, "on_save_checkpoint", own_hook)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Puts the anchor's weights into the model."""
@@ -181,12 +182,10 @@ class LightningCallback(_Callback):
                 weights = trainer.strategy.lightning_module_state_dict()
                 checkpoint["state_dict"] = {name: one.clone() for name, one in weights.items()}
 
-    def _on_save_weights(
-        self, trainer: Any, pl_module: Any, own_hook: Any, checkpoint: dict[str, Any]
-    ) -> None:
+    def _on_save_weights(self, pl_module: Any, own_hook: Any, checkpoint: dict[str, Any]) -> None:
         """Replaces the module's own hook, and calls it."""
-        if "callbacks" not in checkpoint:
-            self.on_save_checkpoint(trainer, pl_module, checkpoint)
+        if "callbacks" not in checkpoint and self in pl_module.trainer.callbacks:
+            self.on_save_checkpoint(pl_module.trainer, pl_module, checkpoint)
         own_hook(checkpoint)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -194,8 +193,7 @@ class LightningCallback(_Callback):
         if self.outer is not None:
             self.outer.flush()
             self._saved = self.outer.gather_state_dict()
-            self._end(self.outer)
-            pl_module.on_save_checkpoint = self._own_hook
+            self._leave()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns OuterStep's state. A collective, as Lightning's checkpoints are."""
@@ -210,8 +208,18 @@ class LightningCallback(_Callback):
         self._loaded = {}
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Drops the state that was loaded for this run. Lightning calls no teardown then."""
+        """Ends the exchange, and drops the state that was loaded for this run. The OuterStep is
+        kept for checkpoints until training starts again."""
         self._loaded = {}
+        self.on_validation_end(trainer, pl_module)
+        if self.outer is not None:
+            self.outer.__exit__(type(exception), exception, exception.__traceback__)
+
+    def _leave(self) -> None:
+        """Leaves the OuterStep, and gives the module its weights and its hook back."""
+        self.on_validation_end(None, None)
+        self._hook.close()
+        super()._leave()
 
 
 class TransformersCallback(_Callback):
@@ -296,7 +304,7 @@ class TransformersCallback(_Callback):
         """Runs a last round, so that all ranks end with the same weights. A collective."""
         if self.outer is not None:
             self.outer.flush()
-            self._end(self.outer)
+            self._leave()
 
 
 def _folder(args: Any, state: Any) -> Path:
