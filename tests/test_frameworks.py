@@ -22,6 +22,10 @@ from ringcomm import ConfigError
 
 pytestmark = pytest.mark.torch
 
+NEEDS_TRANSFORMERS = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None,
+    reason="not installed: pip install '.[frameworks]'",
+)
 TORCHRUN = {
     "GLOO_SOCKET_IFNAME": "lo",
     "RINGCOMM_INTERFACES": "lo",
@@ -67,10 +71,7 @@ def test_weights_are_gloos(
                 assert torch.equal(weights, expected), way
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("transformers") is None,
-    reason="not installed: pip install '.[frameworks]'",
-)
+@NEEDS_TRANSFORMERS
 def test_the_trainer_of_transformers(nursery: Nursery, tmp_path: Path) -> None:
     with Job(nursery, 2, TORCHRUN) as job:
         job.start(frameworks.by_transformers, folder=str(tmp_path))
@@ -114,13 +115,9 @@ def test_callbacks_refuse_settings_when_they_are_made(
         (frameworks.outer_after_errors_by_lightning, "outer-errors"),
         (frameworks.attached_by_accelerate, "attached"),
         pytest.param(
-            frameworks.outer_by_transformers,
-            "outer-transformers",
-            marks=pytest.mark.skipif(
-                importlib.util.find_spec("transformers") is None,
-                reason="not installed: pip install '.[frameworks]'",
-            ),
+            frameworks.outer_by_transformers, "outer-transformers", marks=NEEDS_TRANSFORMERS
         ),
+        pytest.param(frameworks.best_by_transformers, "best", marks=NEEDS_TRANSFORMERS),
     ],
 )
 def test_methods_behind_a_frameworks_back(

@@ -276,8 +276,11 @@ class TransformersCallback(_Callback):
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """Runs a round if an evaluation or a checkpoint follows. A collective then."""
-        if self.outer is not None and (control.should_evaluate or control.should_save):
+        """Runs a round if an evaluation, a checkpoint or the end follows. A collective then. After
+        the end a round would change the best model, which the Trainer may have loaded by then."""
+        if self.outer is not None and (
+            control.should_evaluate or control.should_save or control.should_training_stop
+        ):
             self.outer.flush()
 
     on_epoch_end = on_step_end

@@ -376,6 +376,42 @@ def outer_by_transformers(rank: Rank, folder: str) -> None:
     _end(rank, model, folder, "outer-transformers")
 
 
+def best_by_transformers(rank: Rank, folder: str) -> None:
+    """The best model is loaded after training that stops between two evaluations."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from ringcomm.torch.transformers import OuterStepCallback
+
+    model, dataset = _gpt2(rank, folder)
+    dist.init_process_group("ringcomm")
+    saved: list[torch.Tensor] = []
+
+    class Stops(TrainerCallback):
+        def on_save(self, *_: Any, **__: Any) -> None:
+            saved.append(_weights(model).clone())
+
+        def on_step_end(self, _: Any, state: Any, control: Any, **__: Any) -> None:
+            control.should_training_stop = state.global_step == 3
+
+    settings = TrainingArguments(
+        "out",
+        per_device_train_batch_size=4,
+        max_steps=5,
+        use_cpu=True,
+        report_to="none",
+        eval_strategy="steps",
+        eval_steps=2,
+        save_steps=2,
+        load_best_model_at_end=True,
+        disable_tqdm=True,
+    )
+    callbacks = [OuterStepCallback(every=30), Stops()]
+    Trainer(model, settings, None, dataset, dataset[:4], callbacks=callbacks).train()
+    (best,) = saved
+    assert torch.equal(_weights(model), best)
+    _end(rank, model, folder, "best")
+
+
 def attached_by_accelerate(rank: Rank, folder: str) -> None:
     """attach() of a model that prepare() has wrapped: the hook, and an optimizer of ours."""
     from accelerate import Accelerator
