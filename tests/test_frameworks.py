@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ import torch
 from faults import frameworks
 from faults.job import Job, Nursery, nursery_of
 
-from ringcomm import ConfigError
+from ringcomm import Communicator, ConfigError
+from ringcomm.torch.frameworks import TransformersCallback
 
 pytestmark = pytest.mark.torch
 
@@ -130,3 +132,25 @@ def test_methods_behind_a_frameworks_back(
     weights = [torch.load(tmp_path / f"{way}-{rank}.pt") for rank in range(2)]
     assert torch.equal(*weights)
     assert not torch.equal(weights[0], frameworks.fresh_weights())
+
+
+def test_a_resumed_state_needs_no_device_of_the_rank_that_saved_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = SimpleNamespace(global_step=1, is_world_process_zero=True)
+    args = SimpleNamespace(output_dir=tmp_path)
+    (tmp_path / "checkpoint-1").mkdir()
+    with Communicator.create(rank=0, world_size=1) as comm:
+        callback = TransformersCallback(comm=comm)
+        callback.on_train_begin(
+            args, SimpleNamespace(global_step=0), None, model=model, optimizer=optimizer
+        )
+        optimizer.step()
+        monkeypatch.setattr(torch.serialization, "location_tag", lambda _: "cuda:99")
+        callback.on_save(args, state, None)
+        callback.on_train_begin(args, state, None, model=model, optimizer=optimizer)
+        assert callback.outer is not None
+        assert callback.outer.iteration == 1
+        callback.on_train_end(args, state, None)

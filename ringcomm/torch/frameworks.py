@@ -266,7 +266,7 @@ class TransformersCallback(_Callback):
 
     def _resume(self, kept: Path, outer: OuterStep) -> None:
         if kept.exists():
-            outer.load_state_dict(torch.load(kept, weights_only=True))
+            outer.load_state_dict(torch.load(kept, map_location="cpu", weights_only=True))
         else:
             warnings.warn(
                 f"training resumes, and there is no {kept}: OuterStep begins anew, without its "
