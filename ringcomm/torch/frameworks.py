@@ -229,7 +229,7 @@ class TransformersCallback(_Callback):
         trainer = Trainer(..., callbacks=[ringcomm.torch.transformers.OuterStepCallback(every=30)])
 
     The Trainer's DDP exchanges no gradients then. Before each evaluation and each checkpoint a
-    round brings all ranks to the same weights.
+    round brings all ranks to the same weights; give a callback that asks for them before this one.
 
     Args:
         resume_from: the folder that ``Trainer.train(resume_from_checkpoint=...)`` resumes from,
