@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +19,15 @@ import torch
 from faults import frameworks
 from faults.job import Job, Nursery, nursery_of
 
-from ringcomm import ConfigError
+from ringcomm import Communicator, ConfigError
+from ringcomm.torch.frameworks import TransformersCallback
 
 pytestmark = pytest.mark.torch
 
+NEEDS_TRANSFORMERS = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None,
+    reason="not installed: pip install '.[frameworks]'",
+)
 TORCHRUN = {
     "GLOO_SOCKET_IFNAME": "lo",
     "RINGCOMM_INTERFACES": "lo",
@@ -67,10 +73,7 @@ def test_weights_are_gloos(
                 assert torch.equal(weights, expected), way
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("transformers") is None,
-    reason="not installed: pip install '.[frameworks]'",
-)
+@NEEDS_TRANSFORMERS
 def test_the_trainer_of_transformers(nursery: Nursery, tmp_path: Path) -> None:
     with Job(nursery, 2, TORCHRUN) as job:
         job.start(frameworks.by_transformers, folder=str(tmp_path))
@@ -110,15 +113,13 @@ def test_callbacks_refuse_settings_when_they_are_made(
     ("trains", "way"),
     [
         (frameworks.outer_by_lightning, "outer-lightning"),
+        (frameworks.outer_of_folds_by_lightning, "outer-folds"),
+        (frameworks.outer_after_errors_by_lightning, "outer-errors"),
         (frameworks.attached_by_accelerate, "attached"),
         pytest.param(
-            frameworks.outer_by_transformers,
-            "outer-transformers",
-            marks=pytest.mark.skipif(
-                importlib.util.find_spec("transformers") is None,
-                reason="not installed: pip install '.[frameworks]'",
-            ),
+            frameworks.outer_by_transformers, "outer-transformers", marks=NEEDS_TRANSFORMERS
         ),
+        pytest.param(frameworks.best_by_transformers, "best", marks=NEEDS_TRANSFORMERS),
     ],
 )
 def test_methods_behind_a_frameworks_back(
@@ -131,3 +132,25 @@ def test_methods_behind_a_frameworks_back(
     weights = [torch.load(tmp_path / f"{way}-{rank}.pt") for rank in range(2)]
     assert torch.equal(*weights)
     assert not torch.equal(weights[0], frameworks.fresh_weights())
+
+
+def test_a_resumed_state_needs_no_device_of_the_rank_that_saved_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = SimpleNamespace(global_step=1, is_world_process_zero=True)
+    args = SimpleNamespace(output_dir=tmp_path)
+    (tmp_path / "checkpoint-1").mkdir()
+    with Communicator.create(rank=0, world_size=1) as comm:
+        callback = TransformersCallback(comm=comm)
+        callback.on_train_begin(
+            args, SimpleNamespace(global_step=0), None, model=model, optimizer=optimizer
+        )
+        optimizer.step()
+        monkeypatch.setattr(torch.serialization, "location_tag", lambda _: "cuda:99")
+        callback.on_save(args, state, None)
+        callback.on_train_begin(args, state, None, model=model, optimizer=optimizer)
+        assert callback.outer is not None
+        assert callback.outer.iteration == 1
+        callback.on_train_end(args, state, None)

@@ -111,16 +111,18 @@ class _Callback:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         scaler: Any,
     ) -> OuterStep:
-        """Makes the OuterStep of a model, not attached, and stops the exchange of the model's
-        DDP."""
+        """Makes the OuterStep of a model, not attached, and stops the exchange of the model's DDP.
+        Leaves the former one, if its training has raised."""
+        self._leave()
         stop_exchange(_wrappers(model))
         self.outer = OuterStep(model, optimizer, scaler=scaler, **self._settings)
         return self.outer
 
-    def _end(self, outer: OuterStep) -> None:
-        """Ends the exchange, after the last round."""
-        outer.detach()
-        self.outer = None
+    def _leave(self) -> None:
+        """Leaves the OuterStep, if there is one, as after an exception: without a round."""
+        outer, self.outer = self.outer, None
+        if outer is not None:
+            outer.__exit__(BaseException, None, None)
 
 
 class LightningCallback(_Callback):
@@ -144,22 +146,22 @@ class LightningCallback(_Callback):
     @takes_settings
     def __init__(self, **settings: Unpack[OuterSettings]) -> None:
         super().__init__(settings)
-        self._saved: dict[str, Any] = {}
+        self._loaded: dict[str, Any] = {}  # by the checkpoint of this run
+        self._saved: dict[str, Any] = {}  # returned while there is no OuterStep
         self._anchor: contextlib.ExitStack | None = None
-        self._own_hook: Any = None
+        self._hook = contextlib.ExitStack()  # gives the module its own one back
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Makes and attaches the OuterStep. A collective."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         outer = self._make(pl_module, list(trainer.optimizers), scaler)
-        if self._saved:
-            outer.load_state_dict(self._saved)
+        if self._loaded:
+            outer.load_state_dict(self._loaded)
         outer.attach()
         # Where weights only are saved, Lightning calls the module's hook, but no callback's.
-        self._own_hook = pl_module.on_save_checkpoint
-        pl_module.on_save_checkpoint = functools.partial(
-            self._on_save_weights, trainer, pl_module, self._own_hook
-        )
+        own_hook = pl_module.on_save_checkpoint
+        pl_module.on_save_checkpoint = functools.partial(self._on_save_weights, pl_module, own_hook)
+        self._hook.callback(setattr, pl_module, "on_save_checkpoint", own_hook)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Puts the anchor's weights into the model."""
@@ -180,12 +182,10 @@ class LightningCallback(_Callback):
                 weights = trainer.strategy.lightning_module_state_dict()
                 checkpoint["state_dict"] = {name: one.clone() for name, one in weights.items()}
 
-    def _on_save_weights(
-        self, trainer: Any, pl_module: Any, own_hook: Any, checkpoint: dict[str, Any]
-    ) -> None:
+    def _on_save_weights(self, pl_module: Any, own_hook: Any, checkpoint: dict[str, Any]) -> None:
         """Replaces the module's own hook, and calls it."""
-        if "callbacks" not in checkpoint:
-            self.on_save_checkpoint(trainer, pl_module, checkpoint)
+        if "callbacks" not in checkpoint and self in pl_module.trainer.callbacks:
+            self.on_save_checkpoint(pl_module.trainer, pl_module, checkpoint)
         own_hook(checkpoint)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -193,16 +193,33 @@ class LightningCallback(_Callback):
         if self.outer is not None:
             self.outer.flush()
             self._saved = self.outer.gather_state_dict()
-            self._end(self.outer)
-            pl_module.on_save_checkpoint = self._own_hook
+            self._leave()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns OuterStep's state. A collective, as Lightning's checkpoints are."""
         return self._saved if self.outer is None else self.outer.gather_state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps the state until training starts, which restores it."""
-        self._saved = dict(state_dict)
+        """Keeps the state for the start of training in this run, which restores it."""
+        self._loaded = self._saved = dict(state_dict)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Drops the state that was loaded for this run, so that a later one begins anew."""
+        self._loaded = {}
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Ends the exchange, and drops the state that was loaded for this run. The OuterStep is
+        kept for checkpoints until training starts again."""
+        self._loaded = {}
+        self.on_validation_end(trainer, pl_module)
+        if self.outer is not None:
+            self.outer.__exit__(type(exception), exception, exception.__traceback__)
+
+    def _leave(self) -> None:
+        """Leaves the OuterStep, and gives the module its weights and its hook back."""
+        self.on_validation_end(None, None)
+        self._hook.close()
+        super()._leave()
 
 
 class TransformersCallback(_Callback):
@@ -212,7 +229,7 @@ class TransformersCallback(_Callback):
         trainer = Trainer(..., callbacks=[ringcomm.torch.transformers.OuterStepCallback(every=30)])
 
     The Trainer's DDP exchanges no gradients then. Before each evaluation and each checkpoint a
-    round brings all ranks to the same weights.
+    round brings all ranks to the same weights; give a callback that asks for them before this one.
 
     Args:
         resume_from: the folder that ``Trainer.train(resume_from_checkpoint=...)`` resumes from,
@@ -249,7 +266,7 @@ class TransformersCallback(_Callback):
 
     def _resume(self, kept: Path, outer: OuterStep) -> None:
         if kept.exists():
-            outer.load_state_dict(torch.load(kept, weights_only=True))
+            outer.load_state_dict(torch.load(kept, map_location="cpu", weights_only=True))
         else:
             warnings.warn(
                 f"training resumes, and there is no {kept}: OuterStep begins anew, without its "
@@ -259,8 +276,11 @@ class TransformersCallback(_Callback):
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """Runs a round if an evaluation or a checkpoint follows. A collective then."""
-        if self.outer is not None and (control.should_evaluate or control.should_save):
+        """Runs a round if an evaluation, a checkpoint or the end follows. A collective then. After
+        the end a round would change the best model, which the Trainer may have loaded by then."""
+        if self.outer is not None and (
+            control.should_evaluate or control.should_save or control.should_training_stop
+        ):
             self.outer.flush()
 
     on_epoch_end = on_step_end
@@ -287,7 +307,7 @@ class TransformersCallback(_Callback):
         """Runs a last round, so that all ranks end with the same weights. A collective."""
         if self.outer is not None:
             self.outer.flush()
-            self._end(self.outer)
+            self._leave()
 
 
 def _folder(args: Any, state: Any) -> Path:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from faults.rank import Rank
@@ -154,10 +155,29 @@ def by_accelerate(rank: Rank, way: str, folder: str) -> None:
     _end(rank, inner, folder, way)
 
 
+def _trainer(*callbacks: Any, max_steps: int = STEPS, **settings: Any) -> Any:
+    from pytorch_lightning import Trainer
+    from pytorch_lightning.strategies import DDPStrategy
+
+    return Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=DDPStrategy(process_group_backend="ringcomm"),
+        max_steps=max_steps,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        callbacks=list(callbacks),
+        num_sanity_val_steps=0,
+        limit_val_batches=1,
+        **settings,
+    )
+
+
 def outer_by_lightning(rank: Rank, folder: str) -> None:
     """The callback: a round and a last one, validation and a checkpoint in between."""
     import pytorch_lightning as lightning
-    from pytorch_lightning.strategies import DDPStrategy
 
     from ringcomm.torch.lightning import OuterStepCallback
 
@@ -186,20 +206,7 @@ def outer_by_lightning(rank: Rank, folder: str) -> None:
     type(module).validation_step = validation_step
     type(module).on_save_checkpoint = on_save_checkpoint
     callback = OuterStepCallback(every=3, outer="mean", compression="none")
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy=DDPStrategy(process_group_backend="ringcomm"),
-        max_steps=STEPS,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        callbacks=[callback, Saves()],
-        val_check_interval=2,
-        num_sanity_val_steps=0,
-        limit_val_batches=1,
-    )
+    trainer = _trainer(callback, Saves(), val_check_interval=2)
     trainer.fit(module, loader, loader)
     path = f"{folder}/kept.ckpt"
     trainer.save_checkpoint(path)
@@ -222,8 +229,94 @@ def outer_by_lightning(rank: Rank, folder: str) -> None:
     _end(rank, model, folder, "outer-lightning")
 
 
+def outer_of_folds_by_lightning(rank: Rank, folder: str) -> None:
+    """One callback for several models: each begins from weights of its own, unless a checkpoint of
+    this training is given."""
+    import pytorch_lightning as lightning
+
+    from ringcomm.torch.lightning import OuterStepCallback
+
+    callback = OuterStepCallback(every=3, compression="none")
+    begun: list[tuple[torch.Tensor, int]] = []
+
+    class Sees(lightning.Callback):
+        def on_train_start(self, _: Any, module: Any) -> None:
+            assert callback.outer is not None
+            begun.append((_weights(module).clone(), callback.outer.iteration))
+
+    model, loader = _start(rank)
+    module, fresh = _module(model, False), _weights(model).clone()
+    type(module).test_step = lambda *_: None
+    first = _trainer(callback, Sees())
+    first.fit(module, loader)
+    path = f"{folder}/first.ckpt"
+    first.save_checkpoint(path)
+    for tests in (False, True):
+        if tests:
+            _trainer(callback).test(module, loader, ckpt_path=path)
+        model, _ = _start(rank)
+        _trainer(callback, Sees()).fit(_module(model, False), loader)
+        assert torch.equal(begun[-1][0], fresh), tests
+        assert begun[-1][1] == 0
+    _trainer(callback, Sees(), max_steps=STEPS + 1).fit(module, loader, ckpt_path=path)
+    assert begun[-1][1] == STEPS
+    _end(rank, model, folder, "outer-folds")
+
+
+def outer_after_errors_by_lightning(rank: Rank, folder: str) -> None:
+    """Trainings that raise, in a step and in validation, and others of that model after them."""
+    import pytorch_lightning as lightning
+
+    from ringcomm.torch.lightning import OuterStepCallback
+
+    model, loader = _start(rank)
+    module = _module(model, False)
+    type(module).validation_step = lambda *_: None
+    own_hook = module.on_save_checkpoint
+
+    def require_anchor_saved(trainer: Any, callback: Any) -> None:
+        path = f"{folder}/anchor.ckpt"
+        trainer.save_checkpoint(path, weights_only=True)
+        saved = torch.load(path, weights_only=True)["state_dict"]
+        own = _weights(model)
+        with callback.outer.anchor():
+            assert torch.equal(torch.cat([saved[n].flatten() for n in names]), _weights(model))
+            assert not torch.equal(own, _weights(model))
+        dist.barrier()
+
+    class Raises(lightning.Callback):
+        """Between two rounds, where each rank has weights of its own."""
+
+        where = "nowhere"
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 2:
+                require_anchor_saved(trainer, callback)
+                if self.where == "step":
+                    raise KeyboardInterrupt
+
+        def on_validation_batch_end(self, *_: Any) -> None:
+            if self.where == "validation":
+                raise RuntimeError("from a test")
+
+    names = [name for name, _ in module.named_parameters()]
+    first, other = (OuterStepCallback(every=3, compression="none") for _ in range(2))
+    for callback, where in ((first, "step"), (first, "validation"), (other, "step")):
+        raises = Raises()
+        raises.where = where
+        trainer = _trainer(callback, raises, val_check_interval=2)
+        with pytest.raises((SystemExit, RuntimeError), match=r"^1$|from a test"):
+            trainer.fit(module, loader, loader)
+        require_anchor_saved(trainer, callback)
+    callback = first
+    _trainer(callback, Raises(), val_check_interval=2).fit(module, loader, loader)
+    assert module.on_save_checkpoint == own_hook
+    _end(rank, model, folder, "outer-errors")
+
+
 def outer_by_transformers(rank: Rank, folder: str) -> None:
-    """The callback: rounds, and a checkpoint that has the anchor's state beside it."""
+    """The callback, after a training that has raised: rounds, and a checkpoint that has the
+    anchor's state beside it."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from ringcomm.torch.transformers import OuterStepCallback
@@ -240,7 +333,19 @@ def outer_by_transformers(rank: Rank, folder: str) -> None:
         save_steps=4,
         disable_tqdm=True,
     )
-    Trainer(model=model, args=settings, train_dataset=dataset, callbacks=[callback]).train()
+
+    class Raises(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            raise RuntimeError("from a test")
+
+    raises = Raises()
+    trainer = Trainer(
+        model=model, args=settings, train_dataset=dataset, callbacks=[callback, raises]
+    )
+    with pytest.raises(RuntimeError, match="from a test"):
+        trainer.train()
+    trainer.remove_callback(raises)
+    trainer.train()
     dist.barrier()
     kept = torch.load("out/checkpoint-4/outer_step.pt", weights_only=True)
     assert kept
@@ -269,6 +374,42 @@ def outer_by_transformers(rank: Rank, folder: str) -> None:
         assert unsaved == (rank.number == 0)
         dist.barrier()
     _end(rank, model, folder, "outer-transformers")
+
+
+def best_by_transformers(rank: Rank, folder: str) -> None:
+    """The best model is loaded after training that stops between two evaluations."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from ringcomm.torch.transformers import OuterStepCallback
+
+    model, dataset = _gpt2(rank, folder)
+    dist.init_process_group("ringcomm")
+    saved: list[torch.Tensor] = []
+
+    class Stops(TrainerCallback):
+        def on_save(self, *_: Any, **__: Any) -> None:
+            saved.append(_weights(model).clone())
+
+        def on_step_end(self, _: Any, state: Any, control: Any, **__: Any) -> None:
+            control.should_training_stop = state.global_step == 3
+
+    settings = TrainingArguments(
+        "out",
+        per_device_train_batch_size=4,
+        max_steps=5,
+        use_cpu=True,
+        report_to="none",
+        eval_strategy="steps",
+        eval_steps=2,
+        save_steps=2,
+        load_best_model_at_end=True,
+        disable_tqdm=True,
+    )
+    callbacks = [OuterStepCallback(every=30), Stops()]
+    Trainer(model, settings, None, dataset, dataset[:4], callbacks=callbacks).train()
+    (best,) = saved
+    assert torch.equal(_weights(model), best)
+    _end(rank, model, folder, "best")
 
 
 def attached_by_accelerate(rank: Rank, folder: str) -> None:
