@@ -110,6 +110,35 @@ def test_a_barrier_waits_for_no_receive() -> None:
     two_ranks(body)
 
 
+@pytest.mark.parametrize("sizes", [[], [2, 2]])
+def test_parts_are_exchanged_within_one_memory(sizes: list[int]) -> None:
+    """In their own places, a little further on, and in others' places."""
+
+    def body(group: RingcommGroup, me: int) -> None:
+        parts, want = torch.arange(4.0) + 10 * me, [2.0 * me, 2.0 * me + 1]
+        want += [one + 10 for one in want]
+        for ahead in (0, 1):
+            memory = torch.cat([parts, parts])
+            there = memory[ahead : ahead + 4]
+            group.all_to_all_single(there, memory[:4], sizes, sizes).wait()
+            assert there.tolist() == want
+        halves = list(parts.clone().split(2))
+        group.alltoall(halves[::-1], halves).wait()
+        assert torch.cat(halves[::-1]).tolist() == want
+
+    two_ranks(body)
+
+
+def test_unequal_parts_are_reduced_within_one_memory() -> None:
+    def body(group: RingcommGroup, me: int) -> None:
+        memory = torch.tensor([1.0, 2.0, 2.0, 4.0, 4.0]) * (me + 1)
+        there = memory[1:4] if me else memory[:2]
+        group.reduce_scatter([there], [[memory[:2], memory[2:]]]).wait()
+        assert there.tolist() == ([6.0, 12.0, 12.0] if me else [3.0, 6.0])
+
+    two_ranks(body)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_a_factor_of_a_larger_dtype(dtype: torch.dtype) -> None:
     def body(group: RingcommGroup, me: int) -> None:

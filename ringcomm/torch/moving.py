@@ -15,7 +15,7 @@ import torch
 from ..core.calls import FIRST_INNER_TAG
 from ..core.native import lib
 from .submit import Call, Submitter, Tensors, moving_call, one, root_of
-from .tensors import KNOWN, copy, joined, moved, packed, require_alike, unpack
+from .tensors import KNOWN, apart, copy, joined, moved, packed, require_alike, unpack
 from .works import RingWork, together
 
 
@@ -136,9 +136,7 @@ class Moving(Submitter):
                     "all_to_all_single: without split sizes the first dimension must divide by the "
                     f"group's size, {n}, and the output be as large as the input"
                 )
-            if output.data_ptr() == source.data_ptr():
-                source = source.clone()
-            src = moved(source, writable=False)
+            src = moved(*apart([source], [output]), writable=False)
             call = Call(
                 lib.RC_ALLTOALL, src, moved(output, writable=True, reads=False), src.count // n
             )
@@ -166,7 +164,7 @@ class Moving(Submitter):
         """Makes a send and a receive for every other rank, nearest first, and copies this rank's
         own piece."""
         n, rank = self.comm.world_size, self.comm.rank
-        calls = []
+        inputs, calls = apart(inputs, outputs), []
         for distance in range(1, n):
             to, source = (rank + distance) % n, (rank - distance) % n
             calls.append(moving_call(lib.RC_SEND, inputs[to], None, to, FIRST_INNER_TAG))
