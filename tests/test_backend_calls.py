@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from ranks import run_ranks
 
-from ringcomm import Communicator, TensorError
-from ringcomm.torch import Options
+from ringcomm import CommTimeoutError, Communicator, Config, MismatchError, TensorError
+from ringcomm.torch import Options, detail
 from ringcomm.torch.group import RingcommGroup
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
@@ -127,6 +127,24 @@ def test_parts_are_exchanged_within_one_memory(sizes: list[int]) -> None:
         assert torch.cat(halves[::-1]).tolist() == want
 
     two_ranks(body)
+
+
+@pytest.mark.parametrize("detailed", [False, True])
+def test_an_exchange_with_sizes_on_one_rank(
+    detailed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ends, and says why."""
+    monkeypatch.setattr(detail, "is_on", lambda: detailed)
+    kind = MismatchError if detailed else CommTimeoutError
+    told = "split sizes, but rank 1 is" if detailed else "split sizes on all ranks, or on none"
+
+    def on_rank(comm: Communicator) -> None:
+        group = RingcommGroup(None, comm, Options())
+        sizes = [1, 1] if comm.rank == 0 else []
+        with pytest.raises(kind, match=told):
+            group.all_to_all_single(torch.zeros(2), torch.ones(2), sizes, sizes).wait()
+
+    run_ranks(2, on_rank, config=Config(timeout=0.3))
 
 
 def test_unequal_parts_are_reduced_within_one_memory() -> None:

@@ -18,6 +18,8 @@ from .submit import Call, Submitter, Tensors, moving_call, one, root_of
 from .tensors import KNOWN, apart, copy, joined, moved, packed, require_alike, unpack
 from .works import RingWork, together
 
+_BY_PIECES = "all_to_all by lists or split sizes"
+
 
 class Moving(Submitter):
     """Broadcast, all-gather, gather, scatter and all-to-all, each in all of torch's forms."""
@@ -126,7 +128,8 @@ class Moving(Submitter):
         input_splits: Any = (),
         opts: Any = None,
     ) -> RingWork:
-        """Exchanges equal parts if no rank gives sizes; else rows of these sizes."""
+        """Exchanges equal parts if no rank gives sizes; else all ranks give them, for the rows of
+        each rank: a call with sizes on some ranks and without on others times out."""
         n = self.comm.world_size
         if output.dtype != source.dtype:
             raise ValueError("all_to_all: the output and the input differ in dtype")
@@ -150,13 +153,13 @@ class Moving(Submitter):
         calls = self._pieces(_split(target, output_splits, n, "output"), sources)
         strided = output.detach()
         after = None if target is output else lambda: copy(strided, target)
-        return self._start("all_to_all", calls, [output], opts, after)
+        return self._start(_BY_PIECES, calls, [output], opts, after)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:
         """Exchanges lists of world_size tensors, of any sizes."""
         self._require_world(outputs, "all_to_all")
         self._require_world(inputs, "all_to_all")
-        return self._start("all_to_all", self._pieces(outputs, inputs), list(outputs), opts)
+        return self._start(_BY_PIECES, self._pieces(outputs, inputs), list(outputs), opts)
 
     def _pieces(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
