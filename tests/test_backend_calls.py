@@ -3,8 +3,11 @@ single values, on tensors that lie differently on the ranks, and what a barrier 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.util
+import os
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +19,7 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 import torch.distributed as dist
+from patience import PATIENCE
 from ranks import run_ranks
 
 from ringcomm import CommTimeoutError, Communicator, Config, MismatchError, TensorError
@@ -194,6 +198,28 @@ def test_no_result_is_written_to_a_lazily_conjugated_tensor() -> None:
             assert z.tolist() == [1 - 2j] * 3
         else:
             group.send([z.conj()], 0).wait()
+
+    two_ranks(body)
+
+
+def test_a_forked_child_leaves_with_a_call_in_flight() -> None:
+    forked = threading.Event()
+
+    def body(group: RingcommGroup, me: int) -> None:
+        rows, own = [torch.zeros(3), torch.zeros(3)], torch.ones(3)
+        if me:
+            assert forked.wait(PATIENCE)
+        work = group.allgather([rows], [own])
+        if me == 0:
+            child = os.fork()
+            if child == 0:
+                with contextlib.suppress(BaseException):
+                    group.shutdown()
+                    os._exit(0)
+                os._exit(1)
+            forked.set()
+            assert os.waitpid(child, 0)[1] == 0
+        work.wait()
 
     two_ranks(body)
 

@@ -443,9 +443,9 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
 
     def _close(self, within: float = 1.0) -> None:
         self._ended = self._failure()
-        for delivered in list(self._undelivered):
-            delivered.is_completed()
         if self._comm is not None:
+            for delivered in () if self._comm.is_inherited else list(self._undelivered):
+                delivered.is_completed()
             self._comm.close(within)
         while self._others:
             self._others.popitem()[1].shutdown()
