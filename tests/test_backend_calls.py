@@ -202,6 +202,17 @@ def test_no_result_is_written_to_a_lazily_conjugated_tensor() -> None:
     two_ranks(body)
 
 
+def test_a_timeout_of_months_is_the_longest() -> None:
+    def body(group: RingcommGroup, me: int) -> None:
+        months = datetime.timedelta(days=60)
+        group.set_timeout(months)
+        assert group.comm.config.timeout == 1e6
+        group.allreduce(torch.ones(1), MAX, months).wait(months)
+        group.monitored_barrier(months)
+
+    two_ranks(body)
+
+
 def test_a_forked_child_leaves_with_a_call_in_flight() -> None:
     forked = threading.Event()
 
