@@ -141,8 +141,10 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
             self._unseen = (begun, over)
             self.flush()
         else:
-            self.flush()
-            self._unseen = (begun, over)
+            try:
+                self.flush()
+            finally:  # also after an error of the step before
+                self._unseen = (begun, over)
         had_gradient, self._had_gradient = self._had_gradient, False
         self._require_active(had_gradient)
 
