@@ -48,7 +48,8 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         staleness: 0, or 1: the next forward uses the weights of the step before.
         decay: factor for the residual of unsent blocks in each step.
         values, aggregate, exchange, chunk: as in ``ringcomm.sparse.SparseExchange``.
-        overlap: begin in backward. Gradients must not change between backward and step then.
+        overlap: begin in backward. Gradients must not change between backward and step then: the
+            step applies those that were sent, and raises ConfigError.
 
     A bucket with a gradient that is not finite is skipped, on all ranks.
 
@@ -131,6 +132,13 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
                 f"{self.method} of ringcomm.torch.sparse sends gradients before a GradScaler has "
                 "unscaled them: use autocast to bfloat16, which needs none"
             )
+        try:
+            if self._overlap is not None:
+                self._overlap.require_unchanged()
+        finally:  # what was sent is applied on all ranks, also if it has changed since
+            self._update()
+
+    def _update(self) -> None:
         if self._overlap is None:
             begun = [self._launch(bucket) for bucket in self._spans]
         else:
