@@ -315,6 +315,25 @@ def test_gradients_that_change_on_their_way_are_applied_as_they_were(staleness: 
     run_ranks(2, run)
 
 
+def test_a_parameter_that_is_frozen_later_is_refused() -> None:
+    """On all ranks, before anything is sent; thawed, it is trained on."""
+
+    def run(comm: Communicator, overlap: bool) -> None:
+        pair = [torch.nn.Parameter(torch.zeros(320)) for _ in range(2)]
+        with SGD(pair, lr=1.0, comm=comm, density=1.0, overlap=overlap) as optimizer:
+            sum(one.sum() for one in pair).backward()
+            optimizer.step()
+            pair[0].requires_grad_(False)
+            with pytest.raises(ConfigError, match="parameter 0 is frozen"):
+                optimizer.step()
+            pair[0].requires_grad_(True)
+            optimizer.step()
+            assert all((one == -2.0).all() for one in pair)
+
+    for overlap in (False, True):
+        run_ranks(2, lambda comm, way=overlap: run(comm, way))
+
+
 @pytest.mark.parametrize(
     ("make", "arguments", "told"),
     [

@@ -51,7 +51,9 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         overlap: begin in backward. Gradients must not change between backward and step then: the
             step applies those that were sent, and raises ConfigError.
 
-    A bucket with a gradient that is not finite is skipped, on all ranks.
+    A bucket with a gradient that is not finite is skipped, on all ranks. A parameter without a
+    gradient counts as having a zero one: momentum, weight decay and its residual still move it. One
+    that was trained and is frozen makes the next step raise ConfigError.
 
     Change weights by ``copy_`` and other operations under ``torch.no_grad()``, which the next step
     follows, as it follows an assignment to ``parameter.data``; memory formats such as channels_last
@@ -177,6 +179,13 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         if bucket.taken is not None:
             bucket.taken.result()
         if bucket is self._spans[0]:  # no round is in flight now: none is waited for out of turn
+            places = [place for each in self._spans for place in each.slices]
+            frozen = [place.index for place in places if not place.tensor.requires_grad]
+            if frozen:
+                raise ConfigError(
+                    f"parameter {frozen[0]} is frozen, and would still be moved by its momentum "
+                    "and residual: make a new optimizer of the parameters that are trained"
+                )
             for each in self._spans:
                 if written := each.written():
                     self._follow(each, written)
