@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -226,6 +227,19 @@ def test_without_its_scheme_under_another_launcher(
         dist.init_process_group(backend)
     dist.init_process_group(backend, init_method="ringcomm://")
     dist.destroy_process_group()
+
+
+def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    dist = pytest.importorskip("torch.distributed")
+    pytest.importorskip("ringcomm.torch")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        sizes = dict.fromkeys(("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"), "2")
+        ranks = dict.fromkeys(("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"), "0")
+        for name, value in {**sizes, **ranks, "MASTER_PORT": str(port)}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(RuntimeError, match=f"port {port} .* is taken: set MASTER_PORT"):
+            dist.init_process_group("ringcomm", init_method="ringcomm://")
 
 
 def test_under_another_launcher(nursery: Nursery) -> None:

@@ -3,8 +3,11 @@ single values, on tensors that lie differently on the ranks, and what a barrier 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.util
+import os
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +19,11 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 import torch.distributed as dist
+from patience import PATIENCE
 from ranks import run_ranks
 
-from ringcomm import Communicator, TensorError
-from ringcomm.torch import Options
+from ringcomm import CommTimeoutError, Communicator, Config, MismatchError, TensorError
+from ringcomm.torch import Options, detail
 from ringcomm.torch.group import RingcommGroup
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
@@ -110,6 +114,53 @@ def test_a_barrier_waits_for_no_receive() -> None:
     two_ranks(body)
 
 
+@pytest.mark.parametrize("sizes", [[], [2, 2]])
+def test_parts_are_exchanged_within_one_memory(sizes: list[int]) -> None:
+    """In their own places, a little further on, and in others' places."""
+
+    def body(group: RingcommGroup, me: int) -> None:
+        parts, want = torch.arange(4.0) + 10 * me, [2.0 * me, 2.0 * me + 1]
+        want += [one + 10 for one in want]
+        for ahead in (0, 1):
+            memory = torch.cat([parts, parts])
+            there = memory[ahead : ahead + 4]
+            group.all_to_all_single(there, memory[:4], sizes, sizes).wait()
+            assert there.tolist() == want
+        halves = list(parts.clone().split(2))
+        group.alltoall(halves[::-1], halves).wait()
+        assert torch.cat(halves[::-1]).tolist() == want
+
+    two_ranks(body)
+
+
+@pytest.mark.parametrize("detailed", [False, True])
+def test_an_exchange_with_sizes_on_one_rank(
+    detailed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ends, and says why."""
+    monkeypatch.setattr(detail, "is_on", lambda: detailed)
+    kind = MismatchError if detailed else CommTimeoutError
+    told = "split sizes, but rank 1 is" if detailed else "split sizes on all ranks, or on none"
+
+    def on_rank(comm: Communicator) -> None:
+        group = RingcommGroup(None, comm, Options())
+        sizes = [1, 1] if comm.rank == 0 else []
+        with pytest.raises(kind, match=told):
+            group.all_to_all_single(torch.zeros(2), torch.ones(2), sizes, sizes).wait()
+
+    run_ranks(2, on_rank, config=Config(timeout=0.3))
+
+
+def test_unequal_parts_are_reduced_within_one_memory() -> None:
+    def body(group: RingcommGroup, me: int) -> None:
+        memory = torch.tensor([1.0, 2.0, 2.0, 4.0, 4.0]) * (me + 1)
+        there = memory[1:4] if me else memory[:2]
+        group.reduce_scatter([there], [[memory[:2], memory[2:]]]).wait()
+        assert there.tolist() == ([6.0, 12.0, 12.0] if me else [3.0, 6.0])
+
+    two_ranks(body)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_a_factor_of_a_larger_dtype(dtype: torch.dtype) -> None:
     def body(group: RingcommGroup, me: int) -> None:
@@ -147,6 +198,39 @@ def test_no_result_is_written_to_a_lazily_conjugated_tensor() -> None:
             assert z.tolist() == [1 - 2j] * 3
         else:
             group.send([z.conj()], 0).wait()
+
+    two_ranks(body)
+
+
+def test_a_timeout_of_months_is_the_longest() -> None:
+    def body(group: RingcommGroup, me: int) -> None:
+        months = datetime.timedelta(days=60)
+        group.set_timeout(months)
+        assert group.comm.config.timeout == 1e6
+        group.allreduce(torch.ones(1), MAX, months).wait(months)
+        group.monitored_barrier(months)
+
+    two_ranks(body)
+
+
+def test_a_forked_child_leaves_with_a_call_in_flight() -> None:
+    forked = threading.Event()
+
+    def body(group: RingcommGroup, me: int) -> None:
+        rows, own = [torch.zeros(3), torch.zeros(3)], torch.ones(3)
+        if me:
+            assert forked.wait(PATIENCE)
+        work = group.allgather([rows], [own])
+        if me == 0:
+            child = os.fork()
+            if child == 0:
+                with contextlib.suppress(BaseException):
+                    group.shutdown()
+                    os._exit(0)
+                os._exit(1)
+            forked.set()
+            assert os.waitpid(child, 0)[1] == 0
+        work.wait()
 
     two_ranks(body)
 

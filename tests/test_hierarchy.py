@@ -18,7 +18,11 @@ from faults.job import Job, Nursery
 from patience import PROMPT, until
 
 from ringcomm import PeerLostError, RingcommError
+from ringcomm.codecs import CODECS
 from ringcomm.torch import HierarchicalState, allreduce_hook, trips
+from ringcomm.torch.buckets import GradientBucket, Parts
+from ringcomm.torch.named_feedback import NamedFeedback
+from ringcomm.torch.trips import Rows
 
 pytestmark = pytest.mark.torch
 
@@ -30,6 +34,16 @@ SUMS = 4 * 2**-24
 @pytest.fixture(scope="module")
 def nursery(torch_nursery: Nursery) -> Nursery:
     return torch_nursery
+
+
+def test_a_bucket_without_elements() -> None:
+    """As DDP makes one of empty parameters of another dtype."""
+    residuals = NamedFeedback(None, 0, torch.Tensor.numel)
+    parts = Parts(GradientBucket(torch.zeros(0), [], True), CODECS["int8"], residuals)
+    rows = Rows([part.tensor for part in parts.travelling], 2)
+    assert rows.table.shape == (2, 0)
+    rows.unpack()
+    parts.unpack()
 
 
 @pytest.mark.parametrize(

@@ -294,6 +294,46 @@ def test_accumulation_and_misuse() -> None:
     run_ranks(1, run)
 
 
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_gradients_that_change_on_their_way_are_applied_as_they_were(staleness: int) -> None:
+    """The step says so; the next one is made, and a state is to be had."""
+
+    def run(comm: Communicator) -> None:
+        one = torch.nn.Parameter(torch.zeros(320))
+        with SGD([one], lr=1.0, comm=comm, density=1.0, staleness=staleness) as optimizer:
+            one.backward(torch.ones(320))
+            one.grad.mul_(0.5)
+            with pytest.raises(ConfigError, match="gradients have changed"):
+                optimizer.step()
+            optimizer.zero_grad()
+            one.backward(torch.ones(320))
+            optimizer.step()
+            optimizer.state_dict()
+            assert (one == -2.0).all()
+            assert optimizer.steps == 2
+
+    run_ranks(2, run)
+
+
+def test_a_parameter_that_is_frozen_later_is_refused() -> None:
+    """On all ranks, before anything is sent; thawed, it is trained on."""
+
+    def run(comm: Communicator, overlap: bool) -> None:
+        pair = [torch.nn.Parameter(torch.zeros(320)) for _ in range(2)]
+        with SGD(pair, lr=1.0, comm=comm, density=1.0, overlap=overlap) as optimizer:
+            sum(one.sum() for one in pair).backward()
+            optimizer.step()
+            pair[0].requires_grad_(False)
+            with pytest.raises(ConfigError, match="parameter 0 is frozen"):
+                optimizer.step()
+            pair[0].requires_grad_(True)
+            optimizer.step()
+            assert all((one == -2.0).all() for one in pair)
+
+    for overlap in (False, True):
+        run_ranks(2, lambda comm, way=overlap: run(comm, way))
+
+
 @pytest.mark.parametrize(
     ("make", "arguments", "told"),
     [

@@ -89,6 +89,25 @@ def test_a_step_that_ranks_do_not_agree_on_changes_nothing() -> None:
     assert torch.equal(*run_ranks(2, run))
 
 
+def test_a_late_error_leaves_the_step_after_it() -> None:
+    """With staleness 1: what this one sends is shown."""
+
+    def run(comm: Communicator) -> None:
+        one = torch.nn.Parameter(torch.zeros(320))
+        with SGD([one], lr=1.0, comm=comm, density=1.0, staleness=1) as optimizer:
+            optimizer.param_groups[0]["lr"] = 1.0 + comm.rank
+            one.backward(torch.ones(320))
+            optimizer.step()
+            optimizer.param_groups[0]["lr"] = 1.0
+            one.backward(torch.ones(320))
+            with pytest.raises(MismatchError):
+                optimizer.step()
+            optimizer.flush()
+            assert (one == -2.0).all()
+
+    run_ranks(2, run)
+
+
 def test_a_refused_load_changes_nothing() -> None:
     def run(comm: Communicator) -> None:
         model = model_of(1)

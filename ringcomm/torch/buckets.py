@@ -117,7 +117,7 @@ class Parts:
         return [*large, Part(self._rest, Wire(CODECS["bf16"] if codec.quantises else codec))]
 
     def _add_small(self, start: int, stop: int) -> None:
-        if start < stop:
+        if start < stop or not self._buffer.numel():  # a bucket without elements travels, too
             self._small.append(self._buffer[start:stop])
 
     def unpack(self) -> None:

@@ -62,7 +62,7 @@ def connect(
         BootstrapError: a rank did not come, or could not be reached; its table names the ranks.
     """
     seconds = timeout.total_seconds()
-    config = options.config.replaced("torch", timeout=min(max(seconds, 0.001), 1e6))
+    config = options.config.replaced("torch", timeout=seconds_of(timeout) or 0.001)
     joined = join_through_store(config, rank, size, store, f"torch:{name}", seconds)
     return Communicator(joined, options.compression or "none")
 
@@ -332,11 +332,11 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         seconds = seconds_of(timeout)
         if seconds is None:
             raise ValueError(f"timeout={timeout}: give one above 0")
-        self._seconds = seconds
         if self._comm is not None:
             self._comm.set_timeout(seconds)
         for other in self._others.values():
             other.set_timeout(timeout)
+        self._seconds = seconds
 
     _set_default_timeout = set_timeout
 
@@ -443,9 +443,9 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
 
     def _close(self, within: float = 1.0) -> None:
         self._ended = self._failure()
-        for delivered in list(self._undelivered):
-            delivered.is_completed()
         if self._comm is not None:
+            for delivered in () if self._comm.is_inherited else list(self._undelivered):
+                delivered.is_completed()
             self._comm.close(within)
         while self._others:
             self._others.popitem()[1].shutdown()

@@ -64,12 +64,20 @@ def _meet(url: str, timeout: Any = _PATIENCE, **_: Any) -> Iterator[tuple[Any, i
     Raises ConfigError where no launcher gives the rank's number.
     """
     me = identify()
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        me.master_addr or LOOPBACK,
-        me.master_port,
-        me.world_size,
-        is_master=me.rank == 0,
-        timeout=timeout,
-    )
+    try:
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            me.master_addr or LOOPBACK,
+            me.master_port,
+            me.world_size,
+            is_master=me.rank == 0,
+            timeout=timeout,
+        )
+    except RuntimeError as error:
+        if "EADDRINUSE" in str(error):
+            error.args = (
+                f"port {me.master_port} of rank 0's host is taken: set MASTER_PORT to a free one, "
+                f"the same on all ranks. {error}",
+            )
+        raise
     yield store, me.rank, me.world_size
     raise RuntimeError("ringcomm:// gives each process one store, and no second")

@@ -10,7 +10,7 @@ from ..core.calls import check_tag
 from ..core.native import lib
 from ..errors import CommTimeoutError, RingcommError
 from .submit import Call, Submitter, moving_call, one
-from .works import RingWork, together, wait_for_all
+from .works import RingWork, seconds_of, together, wait_for_all
 
 
 class Messaging(Submitter):
@@ -60,8 +60,8 @@ class Messaging(Submitter):
         """Waits for all ranks; its error names the ranks that have not called it: on rank 0 all of
         them, with wait_all_ranks or without. (``dist.monitored_barrier`` is for gloo only: call
         this method of the group.)"""
-        rank, seconds = self.comm.rank, timeout.total_seconds() if timeout is not None else None
-        if seconds is not None and seconds <= 0:
+        rank, seconds = self.comm.rank, seconds_of(timeout)
+        if timeout is not None and seconds is None:
             raise CommTimeoutError(f"Rank {rank} timed out in monitoredBarrier: no time was given")
         try:
             self.comm.barrier(timeout=seconds)

@@ -15,8 +15,10 @@ import torch
 from ..core.calls import FIRST_INNER_TAG
 from ..core.native import lib
 from .submit import Call, Submitter, Tensors, moving_call, one, root_of
-from .tensors import KNOWN, copy, joined, moved, packed, require_alike, unpack
+from .tensors import KNOWN, apart, copy, joined, moved, packed, require_alike, unpack
 from .works import RingWork, together
+
+_BY_PIECES = "all_to_all by lists or split sizes"
 
 
 class Moving(Submitter):
@@ -126,7 +128,8 @@ class Moving(Submitter):
         input_splits: Any = (),
         opts: Any = None,
     ) -> RingWork:
-        """Exchanges equal parts if no rank gives sizes; else rows of these sizes."""
+        """Exchanges equal parts if no rank gives sizes; else all ranks give them, for the rows of
+        each rank: a call with sizes on some ranks and without on others times out."""
         n = self.comm.world_size
         if output.dtype != source.dtype:
             raise ValueError("all_to_all: the output and the input differ in dtype")
@@ -136,9 +139,7 @@ class Moving(Submitter):
                     "all_to_all_single: without split sizes the first dimension must divide by the "
                     f"group's size, {n}, and the output be as large as the input"
                 )
-            if output.data_ptr() == source.data_ptr():
-                source = source.clone()
-            src = moved(source, writable=False)
+            src = moved(*apart([source], [output]), writable=False)
             call = Call(
                 lib.RC_ALLTOALL, src, moved(output, writable=True, reads=False), src.count // n
             )
@@ -152,13 +153,13 @@ class Moving(Submitter):
         calls = self._pieces(_split(target, output_splits, n, "output"), sources)
         strided = output.detach()
         after = None if target is output else lambda: copy(strided, target)
-        return self._start("all_to_all", calls, [output], opts, after)
+        return self._start(_BY_PIECES, calls, [output], opts, after)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:
         """Exchanges lists of world_size tensors, of any sizes."""
         self._require_world(outputs, "all_to_all")
         self._require_world(inputs, "all_to_all")
-        return self._start("all_to_all", self._pieces(outputs, inputs), list(outputs), opts)
+        return self._start(_BY_PIECES, self._pieces(outputs, inputs), list(outputs), opts)
 
     def _pieces(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
@@ -166,7 +167,7 @@ class Moving(Submitter):
         """Makes a send and a receive for every other rank, nearest first, and copies this rank's
         own piece."""
         n, rank = self.comm.world_size, self.comm.rank
-        calls = []
+        inputs, calls = apart(inputs, outputs), []
         for distance in range(1, n):
             to, source = (rank + distance) % n, (rank - distance) % n
             calls.append(moving_call(lib.RC_SEND, inputs[to], None, to, FIRST_INNER_TAG))

@@ -19,7 +19,7 @@ from ..core.views import View
 from ..errors import TensorError
 from .ops import Reduction, as_reduced, core_op, reduction
 from .submit import Call, Submitter, moving_call, one, root_of
-from .tensors import copy, memory_of, packed, require_alike
+from .tensors import apart, copy, memory_of, packed, require_alike
 from .works import RingWork, together
 
 
@@ -88,6 +88,7 @@ class Reducing(Submitter):
         """Reduces each of some parts of different sizes to its rank."""
         rank, calls = self.comm.rank, []
         require_alike([parts[rank]], output, "reduce_scatter")
+        parts = apart(parts, [output])
         how = reduction(_op_of(opts), output)
         if how.join is not None:
             raise TensorError("reduce_scatter: BAND, BOR and BXOR take parts of one size")

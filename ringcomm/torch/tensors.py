@@ -164,11 +164,29 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
     Raises ValueError if the target's storage has been resized to less than it needs; torch would
     write past its end.
     """
-    last = sum((n - 1) * step for n, step in zip(target.shape, target.stride(), strict=True))
-    needed = (target.storage_offset() + last + 1) * target.element_size()
+    needed = target.storage_offset() * target.element_size() + _extent(target)
     if target.numel() and target.untyped_storage().nbytes() < needed:
         raise ValueError("its storage was resized in flight")
     target.detach().copy_(source.detach().reshape(target.shape))
+
+
+def apart(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the inputs; copies of all, if one may share memory with an output."""
+    ends = [0, 0]  # the addresses where the inputs, and the outputs, so far end
+    places = [(t.data_ptr(), _extent(t), i) for i, ts in enumerate((inputs, outputs)) for t in ts]
+    for start, extent, side in sorted(places):
+        if start < ends[1 - side]:
+            return [one.detach().clone() for one in inputs]
+        ends[side] = max(ends[side], start + extent)
+    return list(inputs)
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Returns how many bytes lie from a tensor's first element to the end of its last."""
+    if tensor.is_contiguous():
+        return tensor.nbytes
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size() if tensor.numel() else 0
 
 
 def unpack(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:

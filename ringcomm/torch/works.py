@@ -40,10 +40,11 @@ _NEVER = datetime.timedelta(0)  # torch's "no timeout given", as all values belo
 
 
 def seconds_of(timeout: Any) -> float | None:
-    """Returns torch's timeout in seconds; None if none was given."""
+    """Returns torch's timeout in seconds, from a millisecond to a million; None if none was
+    given."""
     if timeout is None or timeout <= _NEVER:
         return None
-    return float(timeout.total_seconds())
+    return float(min(max(timeout.total_seconds(), 0.001), 1e6))
 
 
 class RingWork(_TorchWork):  # type: ignore[misc]

@@ -353,9 +353,9 @@ class Overlap(Generic[S, F]):
         finally:
             self._paused = before
 
-    def take(self) -> list[F]:
-        """Begins the remaining exchanges, and returns those of all spans. Raises ConfigError if a
-        gradient has changed since its exchange began."""
+    def require_unchanged(self) -> None:
+        """Begins the remaining exchanges. Raises ConfigError if a gradient has changed since its
+        exchange began."""
         changed = any(
             place.tensor.grad is not known or (known is not None and known._version != version)
             for span in self._spans[: len(self._begun)]
@@ -369,6 +369,10 @@ class Overlap(Generic[S, F]):
                 "clip_grad_norm_ or GradScaler.unscale_. Make the optimizer with overlap=False; "
                 "those of ringcomm.torch.optim clip by max_norm= then"
             )
+
+    def take(self) -> list[F]:
+        """Begins the remaining exchanges, and returns those of all spans."""
+        self._begin_rest()
         begun = self._begun
         self._reset()
         return begun

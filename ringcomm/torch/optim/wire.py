@@ -223,7 +223,10 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
                 "overlap=True begins to send gradients before a GradScaler unscales them; make the "
                 "optimizer with overlap=False"
             )
-        begun = None if self._overlap is None else self._overlap.take()
+        begun = None
+        if self._overlap is not None:
+            self._overlap.require_unchanged()
+            begun = self._overlap.take()
         try:
             for span in self._spans:
                 self._follow(span)

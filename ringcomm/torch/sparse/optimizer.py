@@ -48,9 +48,12 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         staleness: 0, or 1: the next forward uses the weights of the step before.
         decay: factor for the residual of unsent blocks in each step.
         values, aggregate, exchange, chunk: as in ``ringcomm.sparse.SparseExchange``.
-        overlap: begin in backward. Gradients must not change between backward and step then.
+        overlap: begin in backward. Gradients must not change between backward and step then: the
+            step applies those that were sent, and raises ConfigError.
 
-    A bucket with a gradient that is not finite is skipped, on all ranks.
+    A bucket with a gradient that is not finite is skipped, on all ranks. A parameter without a
+    gradient counts as having a zero one: momentum, weight decay and its residual still move it. One
+    that was trained and is frozen makes the next step raise ConfigError.
 
     Change weights by ``copy_`` and other operations under ``torch.no_grad()``, which the next step
     follows, as it follows an assignment to ``parameter.data``; memory formats such as channels_last
@@ -131,6 +134,13 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
                 f"{self.method} of ringcomm.torch.sparse sends gradients before a GradScaler has "
                 "unscaled them: use autocast to bfloat16, which needs none"
             )
+        try:
+            if self._overlap is not None:
+                self._overlap.require_unchanged()
+        finally:  # what was sent is applied on all ranks, also if it has changed since
+            self._update()
+
+    def _update(self) -> None:
         if self._overlap is None:
             begun = [self._launch(bucket) for bucket in self._spans]
         else:
@@ -141,8 +151,10 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
             self._unseen = (begun, over)
             self.flush()
         else:
-            self.flush()
-            self._unseen = (begun, over)
+            try:
+                self.flush()
+            finally:  # also after an error of the step before
+                self._unseen = (begun, over)
         had_gradient, self._had_gradient = self._had_gradient, False
         self._require_active(had_gradient)
 
@@ -167,6 +179,13 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         if bucket.taken is not None:
             bucket.taken.result()
         if bucket is self._spans[0]:  # no round is in flight now: none is waited for out of turn
+            places = [place for each in self._spans for place in each.slices]
+            frozen = [place.index for place in places if not place.tensor.requires_grad]
+            if frozen:
+                raise ConfigError(
+                    f"parameter {frozen[0]} is frozen, and would still be moved by its momentum "
+                    "and residual: make a new optimizer of the parameters that are trained"
+                )
             for each in self._spans:
                 if written := each.written():
                     self._follow(each, written)
