@@ -175,7 +175,10 @@ def test_a_backward_that_no_step_follows_is_dropped(unlike: bool) -> None:
     assert alike([model for pair in run_ranks(2, body) for model in pair])
 
 
-def test_an_exchange_that_fails_keeps_none_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("span_bytes", [1 << 20, 1], ids=["one span", "spans"])
+def test_an_exchange_that_fails_keeps_none_beside_it(
+    span_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where a backward is dropped: what the momentum has left is as before, though the variance,
     which a span sends with it, has not come."""
     wait, dropped = Pending.wait, threading.Event()
@@ -190,9 +193,8 @@ def test_an_exchange_that_fails_keeps_none_beside_it(monkeypatch: pytest.MonkeyP
 
     def body(comm: Communicator) -> None:
         model = models[comm.rank]
-        optimizer = OneBitAdam(
-            model.parameters(), 0.1, freeze=1, comm=comm, overlap=True, threshold=0
-        )
+        parts = {"threshold": 0, "span_bytes": span_bytes}
+        optimizer = OneBitAdam(model.parameters(), 0.1, freeze=1, comm=comm, overlap=True, **parts)
         for step in range(2):
             optimizer.zero_grad()
             loss_of(model, comm.rank, step).backward()

@@ -126,17 +126,18 @@ def test_a_refused_load_changes_nothing() -> None:
     run_ranks(2, run)
 
 
-def test_training_goes_on_after_a_refused_load() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_training_goes_on_after_a_refused_load(dtype: Any) -> None:
     """As if there had been none, though the state has other buckets."""
 
     def state_of_other_buckets(comm: Communicator) -> Any:
-        other = model_of(2)
+        other = model_of(2, dtype)
         other[0].requires_grad_(False)
         with SGD(other.parameters(), comm=comm) as optimizer:
             return optimizer.state_dict()
 
     def run(comm: Communicator, is_refused: bool) -> Any:
-        model = model_of(1)
+        model = model_of(1, dtype)
         wrong = state_of_other_buckets(comm)
         wrong["param_groups"] = wrong["param_groups"] * 2
         with SGD(model.parameters(), lr=0.05, momentum=0.9, density=0.1, comm=comm) as optimizer:

@@ -27,7 +27,6 @@ from .native import AGAIN, OK, Engine, address_of, error_class, ffi, inherited, 
 from .views import View
 
 SLICE_MS = 100
-_ALL_TO_ALL = "alltoall(", "send(", "recv("  # the last two by pieces
 
 
 class Memory:
@@ -346,10 +345,7 @@ class Work:
         host = self._comm.host_of(rank)
         place = f"rank {self._comm.rank} ({self._comm.host_of(self._comm.rank)})"
         culprit = f" [rank {rank} is on {host}]" if host and rank != self._comm.rank else ""
-        kind, is_inner = error_class(result), not self.is_message
-        if kind is CommTimeoutError and is_inner and self.name.startswith(_ALL_TO_ALL):
-            culprit += "; torch's all_to_all_single needs split sizes on all ranks, or on none"
-        return kind(
+        return error_class(result)(
             f"{self.name} #{self.seq} failed on {place} after {error.elapsed_s:.2f} s: "
             f"{text(error.message)}{culprit}",
             rank=rank,

@@ -379,13 +379,20 @@ class Overlap(Generic[S, F]):
 
     def cancel(self) -> None:
         """Drops the exchanges of a step that is not made, on all ranks alike: as ranks may have
-        begun unlike numbers of them, each begins all if it has a gradient."""
+        begun unlike numbers of them, each begins all if it has a gradient. Raises the first error,
+        when all are dropped."""
         if self.is_in_step:
             self._begin_rest()
         begun = self._begun
         self._reset()
+        failed: RingcommError | None = None
         for exchange in begun:
-            exchange.cancel()
+            try:
+                exchange.cancel()
+            except RingcommError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _begin_rest(self) -> None:
         while len(self._begun) < len(self._spans):

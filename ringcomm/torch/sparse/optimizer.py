@@ -261,14 +261,17 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         layout = own["buckets"]
         exact = next((one["exchange"] for one in layout if is_exact(one["exchange"])), None)
         is_others = exact is not None and not is_own(exact, place_of(self._comm), self._method)
-        buckets = self._laid_out_as(layout)
-        exchanges = [self._exchange(self.comm, bucket.count) for bucket in buckets]
-        for one, bucket, exchange in zip(layout, buckets, exchanges, strict=True):
-            is_whole = is_exact(one["exchange"]) or one["exchange"]["count"] == bucket.count
+        held = self._held_as(layout)
+        exchanges = [self._exchange(self.comm, len(one["master"])) for one in layout]
+        for one, exchange in zip(layout, exchanges, strict=True):
+            is_whole = is_exact(one["exchange"]) or one["exchange"]["count"] == exchange.count
             if is_whole and not is_others:
                 exchange.load_state_dict(one["exchange"])
 
         def take() -> None:
+            buckets = self._spans
+            if [one["indices"] for one in layout] != [bucket.indices for bucket in buckets]:
+                buckets = [self._with_states(HostBucket(parameters)) for parameters in held]
             for bucket, exchange in zip(buckets, exchanges, strict=True):
                 bucket.exchange = exchange
             if buckets is not self._spans:
@@ -282,17 +285,15 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
 
         return take
 
-    def _laid_out_as(self, layout: Sequence[Mapping[str, Any]]) -> list[HostBucket]:
-        """Returns buckets laid out as in a saved state: the present ones if they are the same.
-        Raises ConfigError if the state does not fit the parameters."""
+    def _held_as(self, layout: Sequence[Mapping[str, Any]]) -> list[list[IndexedParameter]]:
+        """Returns the parameters of each bucket of a saved state. Raises ConfigError if it does not
+        fit them."""
         every = self._indexed()
         held = [saved.held_by(one["indices"], every, lambda dtype: dtype) for one in layout]
         for one, parameters in zip(layout, held, strict=True):
             if len(one["master"]) != places_of(parameters, BLOCK)[-1].stop:
                 raise ConfigError("the state is of another model, or of other parameter groups")
-        if [one["indices"] for one in layout] == [bucket.indices for bucket in self._spans]:
-            return self._spans
-        return [self._with_states(HostBucket(parameters)) for parameters in held]
+        return held
 
     def _finish_updates(self) -> None:
         """Waits for updates in flight, and shows them. Raises ConfigError between backward and
