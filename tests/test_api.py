@@ -35,6 +35,7 @@ from ringcomm import (
     ProtocolError,
     RingcommError,
     TensorError,
+    api,
     communicator,
 )
 from ringcomm.bootstrap.handshake_params import Outcome, RefusedError
@@ -73,6 +74,20 @@ def test_init_twice(alone: Communicator) -> None:
         ringcomm.init()
     assert ringcomm.default_communicator() is alone
     assert ringcomm.allreduce(np.ones(2)).tolist() == [1, 1]
+
+
+def test_a_closed_default_communicator_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ringcomm.init():
+        pass
+    assert not ringcomm.is_initialized()
+    with pytest.raises(NotInitializedError, match=r"call ringcomm.init\(\) first"):
+        ringcomm.rank()
+    with ringcomm.init() as again:
+        assert ringcomm.default_communicator() is again
+    with Communicator.create() as group:
+        monkeypatch.setattr(api, "_fallback", lambda: group)
+        assert ringcomm.default_communicator() is group
+        assert ringcomm.allreduce(np.ones(2)).tolist() == [1, 1]
 
 
 class NullCommunicator:
