@@ -280,6 +280,27 @@ def test_started_again_where_others_have_the_ports(member_lives: bool) -> None:
             assert f"127.0.0.1:{port}" in str(failure.value)
 
 
+def test_an_interrupted_close_closes_the_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+
+    class Links:
+        def close(self) -> None:
+            closed.append(self)
+
+    def interrupted(_: ringcomm.Communicator) -> None:
+        raise KeyboardInterrupt
+
+    with Membership(rank=0, world_size=1) as alone:
+        comm, links = alone.comm, Links()
+        alone._agreement = links  # type: ignore[assignment]
+        with monkeypatch.context() as patch:
+            patch.setattr(ringcomm.Communicator, "close", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                alone.close()
+    assert closed == [links]
+    comm.close()
+
+
 @pytest.mark.parametrize("part", ["offer", "open"])
 @pytest.mark.parametrize("world", [3, 2])
 def test_who_cannot_do_its_own_part(part: str, world: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,10 +193,12 @@ class Membership:
         self._is_closed = True
         comm, self._comm = self._comm, None
         agreement, self._agreement = self._agreement, None
-        if comm is not None:
-            comm.close()
-        if agreement is not None:
-            agreement.close()
+        try:
+            if comm is not None:
+                comm.close()
+        finally:  # after an interrupt, too, as links that stay open say that this rank lives
+            if agreement is not None:
+                agreement.close()
 
     def __enter__(self) -> Membership:
         return self
