@@ -123,9 +123,6 @@ class Communicator(Collectives):
         settings = Config() if config is None else config
         if not isinstance(settings, Config):
             raise ConfigError(f"config={config!r}: give a ringcomm.Config, as Config(lanes=2)")
-        if not isinstance(init_method, (str, type(None))):
-            raise ConfigError(f'init_method={init_method!r}: give "tcp://host:port"')
-        rank, world_size = _plain(rank), _plain(world_size)
         return cls(join(settings, rank, world_size, init_method, timeout, mpi, store))
 
     # ---- life cycle and state ----
@@ -308,11 +305,6 @@ def require_same(comm: Communicator, about: Sequence[object], what: str) -> None
             f"the ranks have different {what}; rank {comm.rank} has {len(about)}: "
             f"{', '.join(map(str, about[:3]))}{more}"
         )
-
-
-def _plain(number: int | None) -> int | None:
-    """Converts numpy's integers to Python's."""
-    return int(number) if isinstance(number, np.integer) else number
 
 
 def _members(comm: Communicator, color: int | None, key: int) -> list[int]:

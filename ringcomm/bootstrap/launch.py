@@ -131,7 +131,7 @@ def _parse_init_method(init_method: str | None) -> tuple[str, int] | None:
     if init_method is None or init_method == "env://":
         return None
     try:
-        url = urllib.parse.urlsplit(init_method)
+        url = urllib.parse.urlsplit(init_method if isinstance(init_method, str) else "")
         host, port = url.hostname, url.port
     except ValueError:
         url, host, port = urllib.parse.urlsplit(""), None, None
