@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import hashlib
 import logging
 import time
@@ -151,7 +152,7 @@ class Communicator(Collectives):
         self._splits += 1
         members = _members(self, color, key)
         joined = regroup(
-            self._joined,
+            dataclasses.replace(self._joined, config=self.config),
             members,
             self._gather_bytes,
             self._splits,
@@ -213,7 +214,7 @@ class Communicator(Collectives):
         return f"<ringcomm.Communicator {state}>"
 
     def set_timeout(self, seconds: float) -> None:
-        """Sets the ``config.timeout`` of all later collectives."""
+        """Sets the ``config.timeout`` of all later collectives, and of those of later splits."""
         self.config = self.config.replaced(timeout=seconds)
         self._prepared = {}  # each has the timeout
 

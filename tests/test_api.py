@@ -273,6 +273,17 @@ def test_a_split_after_a_refused_one(pair: World) -> None:
     pair.run(body)
 
 
+def test_a_split_has_the_timeout_that_was_set() -> None:
+    def body(comm: Communicator) -> None:
+        comm.set_timeout(7.0)
+        part = comm.split(0)
+        assert part is not None
+        with part:
+            assert part.config.timeout == comm.config.timeout == 7.0
+
+    run_ranks(2, body)
+
+
 def test_integers_of_numpy_are_integers(pair: World) -> None:
     def body(comm: Communicator) -> None:
         assert comm.broadcast(np.array([comm.rank]), np.int64(1)).tolist() == [1]
