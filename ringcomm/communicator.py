@@ -29,7 +29,7 @@ from .core.calls import is_integer, naming
 from .core.counters import Stats, read_counters
 from .core.faces import torch as torch_face
 from .core.lost_lanes import CoreLanes
-from .core.native import release_engine
+from .core.native import release_engine, require_kernel_set
 from .core.opening import open_handle
 from .core.timeline import Timeline
 from .core.work import Work
@@ -124,6 +124,7 @@ class Communicator(Collectives):
         settings = Config() if config is None else config
         if not isinstance(settings, Config):
             raise ConfigError(f"config={config!r}: give a ringcomm.Config, as Config(lanes=2)")
+        require_kernel_set(settings.kernel_set)
         return cls(join(settings, rank, world_size, init_method, timeout, mpi, store))
 
     # ---- life cycle and state ----

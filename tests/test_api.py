@@ -108,6 +108,16 @@ class NullCommunicator:
         ({"mpi": object(), "rank": 0}, "mpi= already says who is who"),
         ({"mpi": NullCommunicator()}, "that this process belongs to: MPI_ERR_COMM"),
         ({"config": Config(kernel_set="mmx")}, "kernel_set='mmx': this CPU and build have scalar"),
+        (
+            {
+                "rank": 0,
+                "world_size": 2,
+                "init_method": "tcp://127.0.0.1:1",
+                "config": Config(kernel_set="mmx"),
+                "timeout": 0.1,
+            },
+            "kernel_set='mmx'",  # before it meets others
+        ),
     ],
 )
 def test_init_with_what_cannot_work(arguments: dict[str, Any], says: str) -> None:

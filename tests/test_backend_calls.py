@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from ranks import run_ranks
 
-from ringcomm import Communicator, TensorError
+from ringcomm import Communicator, ConfigError, TensorError
 from ringcomm.torch import Options
-from ringcomm.torch.group import RingcommGroup
+from ringcomm.torch.group import RingcommGroup, connect
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -149,6 +149,13 @@ def test_no_result_is_written_to_a_lazily_conjugated_tensor() -> None:
             group.send([z.conj()], 0).wait()
 
     two_ranks(body)
+
+
+def test_a_kernel_set_that_is_not_here_is_refused_before_ranks_meet() -> None:
+    with pytest.raises(ConfigError, match="kernel_set='mmx'"):
+        connect(
+            dist.HashStore(), 0, 2, datetime.timedelta(0, 0.1), Options(kernel_set="mmx"), "group"
+        )
 
 
 def test_a_reconfigured_groups_timeout_is_that_of_all_it_does() -> None:

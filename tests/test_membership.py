@@ -62,6 +62,7 @@ def test_an_address_that_cannot_be_listened_on_leaves_none_open(
         ({"grace_s": True}, "grace_s=True: give seconds from 0.5 to 3600"),
         ({"min_peers": 0}, "min_peers=0: give a whole number from 1 to 1"),
         ({"min_peers": 2}, "min_peers=2: give a whole number from 1 to 1"),
+        ({"rejoin": True, "config": ringcomm.Config(kernel_set="mmx")}, "kernel_set='mmx': this"),
         ({"hosts": "localhost"}, "hosts='localhost': give a list of names"),
         ({"init_method": 5}, 'init_method=5: give "tcp://host:port"'),
     ],

@@ -27,6 +27,7 @@ from ..bootstrap.system import typed_errors
 from ..communicator import Communicator, gather_bytes
 from ..config import Config, names_arguments
 from ..core.calls import is_integer, is_number
+from ..core.native import require_kernel_set
 from ..errors import (
     AbortedError,
     BootstrapError,
@@ -125,6 +126,7 @@ class Membership:
             raise ConfigError(f'hosts={hosts!r}: give a list of names, as ["node1", "node2"]')
         self._grace_s = float(grace_s)
         self._config = _with_peer_timeout(Config() if config is None else config, self._grace_s)
+        require_kernel_set(self._config.kernel_set)
         self._is_closed = False
         self._comm: Communicator | None = None
         self._agreement: Agreement | None = None
