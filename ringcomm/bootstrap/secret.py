@@ -80,6 +80,15 @@ def load(config: Config) -> Secret | None:
     return variable
 
 
+def check(config: Config) -> None:
+    """Raises ConfigError as load() does, but takes nothing: neither the variable nor what secret_fd
+    holds."""
+    if VARIABLE in os.environ:
+        parse(os.fsencode(os.environ[VARIABLE]), VARIABLE)
+    if config.secret_fd < 0 and config.secret_file:
+        _from_file(config.secret_file)
+
+
 def parse(text: bytes, source: str) -> Secret:
     """Parses a Secret: hexadecimal digits as keygen writes them, else the bytes themselves.
 
