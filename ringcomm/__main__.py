@@ -22,7 +22,10 @@ def main(argv: list[str] | None = None) -> int:
     command, *rest = (sys.argv[1:] if argv is None else argv) or ["info"]
     if command in _WITH_ARGUMENTS:
         return int(importlib.import_module(f".tools.{command}", __package__).main(rest))
-    if command in ("info", "jobs") and not rest:
+    if command in ("info", "jobs"):
+        if rest:
+            print(f"ringcomm: {command} takes no arguments\n{_USAGE}", end="", file=sys.stderr)
+            return 2
         return int(importlib.import_module(f".tools.{command}", __package__).main())
     if command == "tune":
         print(

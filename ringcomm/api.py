@@ -1,8 +1,8 @@
 """The default communicator of a process: init, shutdown, and the questions about it.
 
-Invariants: init makes the default communicator, shutdown or the end of the process closes it; where
-there is none, that of torch.distributed's default process group is used, if its backend is
-"ringcomm" (ringcomm.torch registers it by ``set_fallback``).
+Invariants: init makes the default communicator; shutdown, its own close() or the end of the process
+closes it; where there is no open one, that of torch.distributed's default process group is used, if
+its backend is "ringcomm" (ringcomm.torch registers it by ``set_fallback``).
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def init(
     """
     global _default, _is_joining
     with _lock:
-        if _is_joining or (_default is not None and not _default.is_inherited):
+        comm = _open_default()
+        if _is_joining or (comm is not None and not comm.is_inherited):
             raise RingcommError(
                 "ringcomm.init was called before; call ringcomm.shutdown() first, or use "
                 "Communicator.split for another group"
@@ -100,8 +101,9 @@ def set_fallback(ask: Callable[[], Communicator | None]) -> None:
 
 
 def is_initialized() -> bool:
-    """True between init and shutdown, and while the default process group of torch.distributed has
-    the backend "ringcomm"; False in a forked child that has called neither itself."""
+    """True from init until shutdown, or its communicator's close(), and while the default process
+    group of torch.distributed has the backend "ringcomm"; False in a forked child that has called
+    neither itself."""
     comm = _find()
     return comm is not None and not comm.is_inherited
 
@@ -117,15 +119,19 @@ def default_communicator() -> Communicator:
     return comm
 
 
+def _open_default() -> Communicator | None:
+    return None if _default is None or _default.is_closed else _default
+
+
 def _find() -> Communicator | None:
-    return _default or (_fallback and _fallback())
+    return _open_default() or (_fallback and _fallback())
 
 
 def given_or_default(comm: Communicator | None) -> Communicator:
     """Returns the communicator, for None the default one. Raises ConfigError for anything else, and
     NotInitializedError."""
     if comm is None:
-        return _default or default_communicator()
+        return default_communicator()
     if not isinstance(comm, Communicator):
         raise ConfigError(
             f"comm={comm!r}: give a ringcomm.Communicator; Communicator.create(mpi=...) makes one "

@@ -82,6 +82,18 @@ def parse(compression: object, what: str = "compression=") -> Codec:
     return found
 
 
+def of_group(compression: object) -> Codec:
+    """Parses the codec of a torch process group's all-reduces. Raises ConfigError, too, for one
+    that needs error feedback."""
+    codec = parse(compression)
+    if codec.needs_feedback:
+        raise ConfigError(
+            f"compression={codec.name!r} needs error feedback, which a process group has not: "
+            "leave it out, and give it to HookState with ringcomm.torch.allreduce_hook"
+        )
+    return codec
+
+
 def names(among: Callable[[Codec], bool] = lambda codec: True) -> str:
     """Lists the names of the codecs, or of some, for messages and help texts."""
     return ", ".join(codec.name for codec in CODECS.values() if among(codec))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import hashlib
 import logging
 import time
@@ -28,7 +29,7 @@ from .core.calls import is_integer, naming
 from .core.counters import Stats, read_counters
 from .core.faces import torch as torch_face
 from .core.lost_lanes import CoreLanes
-from .core.native import release_engine
+from .core.native import release_engine, require_kernel_set
 from .core.opening import open_handle
 from .core.timeline import Timeline
 from .core.work import Work
@@ -123,9 +124,7 @@ class Communicator(Collectives):
         settings = Config() if config is None else config
         if not isinstance(settings, Config):
             raise ConfigError(f"config={config!r}: give a ringcomm.Config, as Config(lanes=2)")
-        if not isinstance(init_method, (str, type(None))):
-            raise ConfigError(f'init_method={init_method!r}: give "tcp://host:port"')
-        rank, world_size = _plain(rank), _plain(world_size)
+        require_kernel_set(settings.kernel_set)
         return cls(join(settings, rank, world_size, init_method, timeout, mpi, store))
 
     # ---- life cycle and state ----
@@ -154,7 +153,7 @@ class Communicator(Collectives):
         self._splits += 1
         members = _members(self, color, key)
         joined = regroup(
-            self._joined,
+            dataclasses.replace(self._joined, config=self.config),
             members,
             self._gather_bytes,
             self._splits,
@@ -216,7 +215,7 @@ class Communicator(Collectives):
         return f"<ringcomm.Communicator {state}>"
 
     def set_timeout(self, seconds: float) -> None:
-        """Sets the ``config.timeout`` of all later collectives."""
+        """Sets the ``config.timeout`` of all later collectives, and of those of later splits."""
         self.config = self.config.replaced(timeout=seconds)
         self._prepared = {}  # each has the timeout
 
@@ -308,11 +307,6 @@ def require_same(comm: Communicator, about: Sequence[object], what: str) -> None
             f"the ranks have different {what}; rank {comm.rank} has {len(about)}: "
             f"{', '.join(map(str, about[:3]))}{more}"
         )
-
-
-def _plain(number: int | None) -> int | None:
-    """Converts numpy's integers to Python's."""
-    return int(number) if isinstance(number, np.integer) else number
 
 
 def _members(comm: Communicator, color: int | None, key: int) -> list[int]:

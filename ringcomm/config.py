@@ -235,7 +235,7 @@ class Config:
     """File with the job's secret, mode 0600 (see ``python -m ringcomm keygen``)."""
 
     secret_fd: int = -1
-    """File descriptor to read the job's secret from; -1: none."""
+    """File descriptor to read the job's secret from, once in a process; -1: none."""
 
     def __post_init__(self) -> None:
         sources: dict[str, str] = {}

@@ -35,6 +35,7 @@ from ringcomm import (
     ProtocolError,
     RingcommError,
     TensorError,
+    api,
     communicator,
 )
 from ringcomm.bootstrap.handshake_params import Outcome, RefusedError
@@ -75,6 +76,20 @@ def test_init_twice(alone: Communicator) -> None:
     assert ringcomm.allreduce(np.ones(2)).tolist() == [1, 1]
 
 
+def test_a_closed_default_communicator_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ringcomm.init():
+        pass
+    assert not ringcomm.is_initialized()
+    with pytest.raises(NotInitializedError, match=r"call ringcomm.init\(\) first"):
+        ringcomm.rank()
+    with ringcomm.init() as again:
+        assert ringcomm.default_communicator() is again
+    with Communicator.create() as group:
+        monkeypatch.setattr(api, "_fallback", lambda: group)
+        assert ringcomm.default_communicator() is group
+        assert ringcomm.allreduce(np.ones(2)).tolist() == [1, 1]
+
+
 class NullCommunicator:
     """Raises as mpi4py's COMM_NULL does; importing that would start MPI in this process."""
 
@@ -93,6 +108,16 @@ class NullCommunicator:
         ({"mpi": object(), "rank": 0}, "mpi= already says who is who"),
         ({"mpi": NullCommunicator()}, "that this process belongs to: MPI_ERR_COMM"),
         ({"config": Config(kernel_set="mmx")}, "kernel_set='mmx': this CPU and build have scalar"),
+        (
+            {
+                "rank": 0,
+                "world_size": 2,
+                "init_method": "tcp://127.0.0.1:1",
+                "config": Config(kernel_set="mmx"),
+                "timeout": 0.1,
+            },
+            "kernel_set='mmx'",  # before it meets others
+        ),
     ],
 )
 def test_init_with_what_cannot_work(arguments: dict[str, Any], says: str) -> None:
@@ -256,6 +281,17 @@ def test_a_split_after_a_refused_one(pair: World) -> None:
             assert part.allreduce(np.ones(1)).tolist() == [2]
 
     pair.run(body)
+
+
+def test_a_split_has_the_timeout_that_was_set() -> None:
+    def body(comm: Communicator) -> None:
+        comm.set_timeout(7.0)
+        part = comm.split(0)
+        assert part is not None
+        with part:
+            assert part.config.timeout == comm.config.timeout == 7.0
+
+    run_ranks(2, body)
 
 
 def test_integers_of_numpy_are_integers(pair: World) -> None:

@@ -22,9 +22,9 @@ import torch.distributed as dist
 from patience import PATIENCE
 from ranks import run_ranks
 
-from ringcomm import Communicator, MismatchError, TensorError
+from ringcomm import Communicator, ConfigError, MismatchError, TensorError
 from ringcomm.torch import Options, detail
-from ringcomm.torch.group import RingcommGroup
+from ringcomm.torch.group import RingcommGroup, connect
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -228,6 +228,13 @@ def test_a_forked_child_leaves_with_a_call_in_flight() -> None:
         work.wait()
 
     two_ranks(body)
+
+
+def test_a_kernel_set_that_is_not_here_is_refused_before_ranks_meet() -> None:
+    with pytest.raises(ConfigError, match="kernel_set='mmx'"):
+        connect(
+            dist.HashStore(), 0, 2, datetime.timedelta(0, 0.1), Options(kernel_set="mmx"), "group"
+        )
 
 
 def test_a_reconfigured_groups_timeout_is_that_of_all_it_does() -> None:

@@ -28,7 +28,7 @@ def test_the_settings_and_where_they_are_from(
     monkeypatch.setenv("RINGCOMM_INTERFACES", "lo,eth7")
     monkeypatch.setenv("RINGCOMM_TIMEOUT", "12")
     monkeypatch.setenv("RINGCOMM_COMPRESSION", "int8")
-    monkeypatch.setitem(os.environ, "RINGCOMM_SECRET", "do-not-show")
+    monkeypatch.setitem(os.environ, "RINGCOMM_SECRET", "do-not-show" * 3)
     assert main(["info"]) == 0
     shown = capsys.readouterr().out
     rows = [line.split() for line in shown.splitlines()]
@@ -68,17 +68,35 @@ def test_values_are_shown_and_read_as_the_page_has_them(
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("LANES", "many", "RINGCOMM_LANES='many' cannot be read"),
+        ("KERNEL_SET", "mmx", "kernel_set='mmx': this CPU and build have scalar"),
+        ("COMPRESSION", "int9", "compression='int9' is unknown"),
+        ("COMPRESSION", "int4", "compression='int4' needs error feedback"),
+        ("SECRET", "short", "RINGCOMM_SECRET: the secret has 5 bytes"),
+        ("SECRET_FILE", "/none", "secret_file '/none' cannot be read"),
+    ],
+)
 def test_settings_that_cannot_work(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    value: str,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("RINGCOMM_LANES", "many")
+    monkeypatch.setenv(f"RINGCOMM_{name}", value)
     assert main([]) == 1
-    assert "RINGCOMM_LANES='many' cannot be read" in capsys.readouterr().out
+    assert text in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keygn"]) == 2
     assert "unknown command 'keygn': did you mean keygen?\nusage:" in capsys.readouterr().err
+    for command in ("info", "jobs"):
+        assert main([command, "x"]) == 2
+        assert f"ringcomm: {command} takes no arguments\nusage:" in capsys.readouterr().err
     assert main(["tune", "--show"]) == 2
     assert "tune is gone: the cost model chooses" in capsys.readouterr().err
 

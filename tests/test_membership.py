@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from faults import rounds
 from faults.job import Job, Nursery, nursery_of
@@ -82,6 +83,9 @@ def test_a_rejoin_that_is_interrupted_leaves_no_address_open(
         ({"grace_s": True}, "grace_s=True: give seconds from 0.5 to 3600"),
         ({"min_peers": 0}, "min_peers=0: give a whole number from 1 to 1"),
         ({"min_peers": 2}, "min_peers=2: give a whole number from 1 to 1"),
+        ({"rejoin": True, "config": ringcomm.Config(kernel_set="mmx")}, "kernel_set='mmx': this"),
+        ({"hosts": "localhost"}, "hosts='localhost': give a list of names"),
+        ({"init_method": 5}, 'init_method=5: give "tcp://host:port"'),
     ],
     ids=str,
 )
@@ -89,6 +93,39 @@ def test_bad_settings(given: dict[str, Any], text: str) -> None:
     with pytest.raises(ringcomm.ConfigError) as caught:
         Membership(rank=0, world_size=1, **given)
     assert text in str(caught.value)
+
+
+class Mpi:
+    """An mpi4py communicator, as far as its ranks go."""
+
+    def Get_rank(self) -> int:  # noqa: N802 - MPI's name
+        return 1
+
+    def Get_size(self) -> int:  # noqa: N802
+        return 3
+
+
+@pytest.mark.parametrize(
+    ("given", "job"),
+    [
+        ({"mpi": Mpi()}, "mpi4py"),
+        ({"store": object(), "rank": np.int64(1), "world_size": np.int64(3)}, "store"),
+    ],
+    ids=["mpi", "store"],
+)
+def test_who_is_started_again_has_the_place_and_job_it_had(given: dict[str, Any], job: str) -> None:
+    with Membership(rejoin=True, hosts=["127.0.0.1"], min_peers=np.int64(2), **given) as again:
+        assert (again.rank, again.world_size, again._job) == (1, 3, job)
+
+
+def test_bad_rounds() -> None:
+    with Membership(rank=0, world_size=1) as alone:
+        for number in (1.0, "1", True, 2**63):
+            with pytest.raises(ringcomm.ConfigError, match="give the round's whole number"):
+                alone.begin_round(number)  # type: ignore[arg-type]
+        with pytest.raises(ringcomm.ConfigError, match="token='a': give bytes"):
+            alone.begin_round(0, "a")  # type: ignore[arg-type]
+        assert type(alone.begin_round(np.int64(1)).number) is int
 
 
 @pytest.mark.parametrize(
@@ -299,6 +336,27 @@ def test_started_again_where_others_have_the_ports(member_lives: bool) -> None:
             again.begin_round(0)
         for port in ports:
             assert f"127.0.0.1:{port}" in str(failure.value)
+
+
+def test_an_interrupted_close_closes_the_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+
+    class Links:
+        def close(self) -> None:
+            closed.append(self)
+
+    def interrupted(_: ringcomm.Communicator) -> None:
+        raise KeyboardInterrupt
+
+    with Membership(rank=0, world_size=1) as alone:
+        comm, links = alone.comm, Links()
+        alone._agreement = links  # type: ignore[assignment]
+        with monkeypatch.context() as patch:
+            patch.setattr(ringcomm.Communicator, "close", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                alone.close()
+    assert closed == [links]
+    comm.close()
 
 
 @pytest.mark.parametrize("part", ["offer", "open"])

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from ringcomm.torch import OuterStep
 from ringcomm.torch.outer import Nesterov
 from ringcomm.torch.outer.blocks import Block
 from ringcomm.torch.outer.round import Round
+from ringcomm.torch.outer.rounds import Rounds
 from ringcomm.torch.outer.wires import DenseWires
 from ringcomm.torch.sync.bucket import tiles
 from ringcomm.torch.worker import Worker
@@ -239,6 +241,17 @@ def test_an_interrupt_of_the_waiting_for_a_round_ends_the_waiting() -> None:
 
     with World(2, config=Config(timeout=10 * PATIENCE)) as world:
         world.run(rank)
+
+
+def test_an_interrupted_end_closes_the_communicator() -> None:
+    def interrupted(patience: float | None) -> None:
+        raise KeyboardInterrupt
+
+    idle: Any = SimpleNamespace(current=None, _cut=None, _worker=SimpleNamespace(close=interrupted))
+    with Communicator.create() as comm:
+        with pytest.raises(KeyboardInterrupt):
+            Rounds.stop(idle, comm)
+        assert comm.is_closed
 
 
 def test_jobs_of_a_worker_run_in_their_order() -> None:

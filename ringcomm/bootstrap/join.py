@@ -7,9 +7,10 @@ caller gave one, else our own TCP rendezvous. It is closed before this returns, 
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ..config import Config
 from ..errors import ConfigError
@@ -46,24 +47,40 @@ def join(
 
     Raises ConfigError, BootstrapError.
     """
-    if mpi is not None and (rank, world_size, init_method, store) != (None, None, None, None):
-        raise ConfigError(
-            "mpi= already says who is who; leave out rank, world_size, init_method and store"
-        )
+    identity = identity_of(rank, world_size, init_method, mpi, store)
     if timeout is not None:
         config = config.replaced(connect_timeout=timeout)
     exchange: Exchange | None = None
     if mpi is not None:
-        identity, exchange = _mpi_identity(mpi), mpi_exchange(mpi)
-    elif store is not None and rank is not None and world_size is not None:
-        identity = placed(rank, world_size)
-    else:
-        identity = identify(rank, world_size, init_method)
-    if store is not None:
+        exchange = mpi_exchange(mpi)
+    elif store is not None:
         exchange = StoreExchange(store, identity.rank, identity.world_size)
     secret = load(config)
     joined = mesh.join(identity, config, secret, exchange)
     return Joined(joined, config, secret, identity.job)
+
+
+def identity_of(
+    rank: int | None, world_size: int | None, init_method: str | None, mpi: Any, store: Any
+) -> Identity:
+    """Returns the Identity of this process by the arguments of ringcomm.init. Raises
+    ConfigError."""
+    if mpi is not None:
+        if (rank, world_size, init_method, store) != (None, None, None, None):
+            raise ConfigError(
+                "mpi= already says who is who; leave out rank, world_size, init_method and store"
+            )
+        return _mpi_identity(mpi)
+    rank, world_size = _plain(rank), _plain(world_size)
+    if store is not None and rank is not None and world_size is not None:
+        return placed(rank, world_size)
+    return identify(rank, world_size, init_method)
+
+
+def _plain(number: int | None) -> int | None:
+    """Converts numpy's integers to Python's."""
+    is_whole = isinstance(number, numbers.Integral) and not isinstance(number, bool)
+    return int(cast(int, number)) if is_whole else number
 
 
 @typed_errors()

@@ -130,11 +130,11 @@ def _check(launched: Identity) -> None:
 def _parse_init_method(init_method: str | None) -> tuple[str, int] | None:
     if init_method is None or init_method == "env://":
         return None
-    url = urllib.parse.urlsplit(init_method)
     try:
+        url = urllib.parse.urlsplit(init_method if isinstance(init_method, str) else "")
         host, port = url.hostname, url.port
     except ValueError:
-        host = port = None
+        url, host, port = urllib.parse.urlsplit(""), None, None
     if url.scheme != "tcp" or not host or not port or url.path or url.query or url.username:
         raise ConfigError(
             f'init_method={init_method!r}: give "tcp://host:port" (IPv6 as "tcp://[::1]:29500") '

@@ -24,12 +24,14 @@ from .system import describe
 
 _IN_USE_PATIENCE = 1.0  # seconds for an exact port to become free
 _IN_USE_PAUSE = 0.1
+_NUMERIC = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
 
 
 def resolve(host: str) -> list[str]:
-    """Returns the numeric addresses of host, in the resolver's order. Raises OSError (gaierror)."""
+    """Returns the numeric addresses of host, in the resolver's order; a link-local one with its
+    interface, as fe80::1%eth0. Raises OSError (gaierror)."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    return list(dict.fromkeys(socket.getnameinfo(entry[4], _NUMERIC)[0] for entry in found))
 
 
 def open_listeners(

@@ -18,6 +18,8 @@ size only, records.py checks their content.
 from __future__ import annotations
 
 import datetime
+import hashlib
+import secrets
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -110,9 +112,11 @@ class ExitWatch:
 class StoreExchange:
     """Exchange over an object with torch.distributed.Store's ``set``, ``get`` and ``wait``.
 
-    Keys are ``prefix/use/round/rank``, where use counts how often this rank has met others in this
-    store (through ``add``, where the store has it), so that keys of an earlier meeting are not
-    taken for this one's. Without ``add``, give each meeting a prefix of its own.
+    A rank that comes writes a random number, its visit, under ``prefix/visits/rank``. Parts are
+    under ``prefix/meeting/round/rank``, where meeting is a digest of all ranks' visits. So nobody
+    takes a part of an earlier attempt, of whatever rank, for one of this. ``prefix/latest`` is the
+    visit of the rank that came last: the others then follow it into another meeting, until round 1
+    is complete.
     """
 
     def __init__(self, store: Any, rank: int, world_size: int, prefix: str = "ringcomm") -> None:
@@ -120,24 +124,31 @@ class StoreExchange:
         self._rank = rank
         self._world = world_size
         self._prefix = prefix
-        self._use = 0
+        self._meeting = ""
+        self._latest = b""
         self._round = 0
         self._exits: ExitWatch | None = None
 
     def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
         """Puts the blob into the store and waits for all others; see Exchange."""
-        if not self._use:
-            counts = hasattr(self._store, "add")
-            self._use = self._call("add", f"{self._prefix}/uses/{self._rank}", 1) if counts else 1
         self._round += 1
         began = time.monotonic()
-        self._call("set", self._key(self._rank), blob)
-        blobs: list[bytes] = []
-        for rank in range(self._world):
-            if not self._wait(rank, deadline):
-                raise self._missing(rank, time.monotonic() - began)
-            blobs.append(bytes(self._call("get", self._key(rank))))
-            if len(blobs[-1]) > MAX_BYTES:
+        if self._round == 1:
+            visit = secrets.token_bytes(8)
+            self._call("set", self._visit_key(self._rank), visit)
+            self._call("set", self._latest_key, visit)
+            self._all_have(self._visit_key, began, deadline)
+        is_complete = False
+        while not is_complete:
+            if self._round == 1:
+                self._latest = self._get(self._latest_key)
+                visits = b"".join(self._get(self._visit_key(r)) for r in range(self._world))
+                self._meeting = hashlib.sha256(visits).hexdigest()[:16]
+            self._call("set", self._key(self._rank), blob)
+            is_complete = self._all_have(self._key, began, deadline)
+        blobs = [self._get(self._key(rank)) for rank in range(self._world)]
+        for rank, part in enumerate(blobs):
+            if len(part) > MAX_BYTES:
                 raise BootstrapError(f"what rank {rank} put in the store is too long", rank=rank)
         return blobs
 
@@ -154,7 +165,14 @@ class StoreExchange:
 
     @property
     def _left_key(self) -> str:
-        return f"{self._prefix}/{self._use}/left"
+        return f"{self._prefix}/{self._meeting}/left"
+
+    @property
+    def _latest_key(self) -> str:
+        return f"{self._prefix}/latest"
+
+    def _visit_key(self, rank: int) -> str:
+        return f"{self._prefix}/visits/{rank}"
 
     def _raise_if_left(self) -> None:
         """Raises JoinError if a rank has left, after telling the other ranks through the store."""
@@ -165,13 +183,13 @@ class StoreExchange:
             fields = [row.to_fields() for row in rows[:MAX_ROWS]]
             self._call("set", self._left_key, pack({"rows": fields}))
         elif self._others_say():
-            record = Record.unpack("the store", bytes(self._call("get", self._left_key)))
+            record = Record.unpack("the store", self._get(self._left_key))
             rows = [Row.from_record(r, self._world) for r in record.records("rows", MAX_ROWS)]
         if rows:
             raise join_error(FAILED_HEADLINE, rows)
 
     def _key(self, rank: int) -> str:
-        return f"{self._prefix}/{self._use}/{self._round}/{rank}"
+        return f"{self._prefix}/{self._meeting}/{self._round}/{rank}"
 
     def _call(self, method: str, *arguments: Any) -> Any:
         try:
@@ -179,17 +197,24 @@ class StoreExchange:
         except Exception as error:
             raise BootstrapError(f"the store failed in {method}(): {error}") from error
 
-    def _wait(self, rank: int, deadline: float) -> bool:
-        """Waits for the rank's blob; returns False if it has not come by the deadline."""
-        pause, look_at = 0.0, time.monotonic() + LOOK_EVERY
-        while not self._has(self._key(rank), pause, deadline):
-            now = time.monotonic()
-            if now >= deadline:
-                return False
-            if now >= look_at:
-                self._raise_if_left()
-                look_at = now + LOOK_EVERY
-            pause = min(2 * pause or _FIRST_PAUSE, _LONGEST_PAUSE)
+    def _get(self, key: str) -> bytes:
+        return bytes(self._call("get", key))
+
+    def _all_have(self, key_of: Callable[[int], str], began: float, deadline: float) -> bool:
+        """Waits for such a key of every rank; returns False if a rank comes anew before round 1 is
+        complete. Raises BootstrapError naming those that have none by the deadline."""
+        for rank in range(self._world):
+            pause, look_at = 0.0, time.monotonic() + LOOK_EVERY
+            while not self._has(key_of(rank), pause, deadline):
+                now = time.monotonic()
+                if now >= deadline:
+                    raise self._missing(key_of, rank, now - began)
+                if now >= look_at:
+                    self._raise_if_left()
+                    if self._round == 1 and self._latest not in (b"", self._get(self._latest_key)):
+                        return False
+                    look_at = now + LOOK_EVERY
+                pause = min(2 * pause or _FIRST_PAUSE, _LONGEST_PAUSE)
         return True
 
     def _has(self, key: str, pause: float, deadline: float) -> bool:
@@ -209,8 +234,9 @@ class StoreExchange:
             return False
         return True
 
-    def _missing(self, first: int, waited: float) -> BootstrapError:
-        absent = [first] + [r for r in range(first + 1, self._world) if not self._wait(r, 0.0)]
+    def _missing(self, key_of: Callable[[int], str], first: int, waited: float) -> BootstrapError:
+        later = range(first + 1, self._world)
+        absent = [first] + [r for r in later if not self._has(key_of(r), 0.0, 0.0)]
         state = NEVER_CAME if self._round == 1 else "came, but stopped answering"
         rows = [Row(rank, -1, "", state) for rank in absent]
         here = self._world - len(absent)

@@ -1,9 +1,9 @@
 """The job's secret: its sources, and an object that never shows the key.
 
 Sources, first match wins: ``Config.secret_fd``, ``Config.secret_file``, the RINGCOMM_SECRET
-variable. The variable is removed from os.environ when it is first read, so that children do not
-inherit it; a pipe can be read only once. Both are therefore remembered for this process's later
-communicators.
+variable. The variable is removed from os.environ once a secret was read from it, so that children
+do not inherit it. A pipe can be read only once, and later the number of secret_fd may be another
+file's. Both are therefore read once, and remembered for this process's later communicators.
 
 Invariants: at least 32 bytes of key material; a file must be private to this user; neither repr,
 str nor pickle of a Secret, nor any error raised here, shows a byte of the key.
@@ -11,7 +11,6 @@ str nor pickle of a Secret, nor any error raised here, shows a byte of the key.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import select
@@ -30,7 +29,7 @@ KEYGEN_HINT = "python -m ringcomm keygen FILE"
 
 _HEX_DIGITS = b"0123456789abcdefABCDEF"
 _LONG_KEY = 48  # length from which a nearly hexadecimal text counts as a damaged key
-_MAX_TEXT = 4096  # bytes read from any source
+_MAX_TEXT = 4096  # bytes of any source
 _FD_PATIENCE = 5.0  # seconds for a launcher to write into secret_fd
 
 _lock = threading.Lock()
@@ -70,8 +69,8 @@ def key_id(material: bytes) -> bytes:
 def load(config: Config) -> Secret | None:
     """Loads the job's secret; returns None if no source is configured.
 
-    RINGCOMM_SECRET is removed from os.environ. Raises ConfigError for a source that cannot be read,
-    is not private or holds too short a key.
+    A secret in RINGCOMM_SECRET is removed from os.environ. Raises ConfigError for a source that
+    cannot be read, is not private or holds no good secret; each time, until it is mended.
     """
     variable = _from_variable()
     if config.secret_fd >= 0:
@@ -81,11 +80,22 @@ def load(config: Config) -> Secret | None:
     return variable
 
 
+def check(config: Config) -> None:
+    """Raises ConfigError as load() does, but takes nothing: neither the variable nor what secret_fd
+    holds."""
+    if VARIABLE in os.environ:
+        parse(os.fsencode(os.environ[VARIABLE]), VARIABLE)
+    if config.secret_fd < 0 and config.secret_file:
+        _from_file(config.secret_file)
+
+
 def parse(text: bytes, source: str) -> Secret:
     """Parses a Secret: hexadecimal digits as keygen writes them, else the bytes themselves.
 
     Raises ConfigError where the text is no secret, or a damaged one.
     """
+    if len(text) > _MAX_TEXT:
+        raise ConfigError(f"{source} has more than {_MAX_TEXT} bytes: give at most so many")
     text = text.strip()
     if not text:
         raise ConfigError(f"{source} holds no secret: make one with `{KEYGEN_HINT}`")
@@ -129,9 +139,10 @@ def _damage(text: bytes) -> str:
 
 def _from_variable() -> Secret | None:
     with _lock:
-        text = os.environ.pop(VARIABLE, None)
+        text = os.environ.get(VARIABLE)
         if text is not None:
             _taken[VARIABLE] = parse(os.fsencode(text), VARIABLE)
+            del os.environ[VARIABLE]
         return _taken.get(VARIABLE)
 
 
@@ -157,7 +168,7 @@ def _from_file(path: str) -> Secret:
                 f"secret_file {path!r} has mode {stat.S_IMODE(status.st_mode):04o}, others may "
                 f"read or change it: run `chmod 600 {shlex.quote(path)}`"
             )
-        return parse(os.read(fd, _MAX_TEXT), f"secret_file {path!r}")
+        return parse(os.read(fd, _MAX_TEXT + 1), f"secret_file {path!r}")
     finally:
         os.close(fd)
 
@@ -165,29 +176,28 @@ def _from_file(path: str) -> Secret:
 def _from_fd(fd: int) -> Secret:
     source = f"secret_fd {fd}"
     with _lock:
-        try:
-            text = _drain(fd)
-        except OSError as error:
-            if error.errno == errno.EBADF and source in _taken:
-                return _taken[source]
-            raise ConfigError(f"{source} cannot be read: {error.strerror}") from None
-        if text or source not in _taken:
+        if source not in _taken:
+            try:
+                text = _drain(fd)
+            except OSError as error:
+                raise ConfigError(f"{source} cannot be read: {error.strerror}") from None
             _taken[source] = parse(text, source)
         return _taken[source]
 
 
 def _drain(fd: int) -> bytes:
-    """Reads fd up to its end, 4096 bytes at most. Raises ConfigError if the end does not come."""
+    """Reads fd up to its end, or a byte more than a secret may have. Raises ConfigError if the end
+    does not come."""
     text = b""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    while len(text) < _MAX_TEXT:
+    while len(text) <= _MAX_TEXT:
         if not poll.poll(_FD_PATIENCE * 1000):
             raise ConfigError(
                 f"secret_fd {fd} gave no end of file within {_FD_PATIENCE:g} s: close its writing "
                 "end after the secret"
             )
-        part = os.read(fd, _MAX_TEXT - len(text))
+        part = os.read(fd, _MAX_TEXT + 1 - len(text))
         if not part:
             break
         text += part

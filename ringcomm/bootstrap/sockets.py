@@ -33,7 +33,10 @@ def show(address: str, port: int) -> str:
 
 
 def place(address: str, port: int, scope: int = 0) -> tuple[str | int, ...]:
-    """Makes a socket address. scope: index of the interface that a link-local IPv6 is used on."""
+    """Makes a socket address. scope: index of the interface that a link-local IPv6 is used on,
+    unless the address names it, as fe80::1%eth0."""
+    address, _, name = address.partition("%")
+    scope = socket.if_nametoindex(name) if name else scope
     return (address, port, 0, scope) if ":" in address else (address, port)
 
 

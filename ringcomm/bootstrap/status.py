@@ -19,12 +19,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .loop import READ, Loop
+from .loop import READ, WRITE, Loop
 
 _PREFIX = "ringcomm-"
 _PEER = struct.Struct("3i")  # process, user, group
 _PATIENCE = 2.0
-"""Seconds for an answer, and until somebody is let in again after that has failed."""
+"""Seconds for an answer to be made and taken, and from a failure to let somebody in until the next
+try."""
 
 
 class StatusSocket:
@@ -37,6 +38,7 @@ class StatusSocket:
 
     def __init__(self, loop: Loop, report: Callable[[], Any]) -> None:
         self._loop, self._report = loop, report
+        self._askers: set[socket.socket] = set()
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         with contextlib.ExitStack() as on_error:
             on_error.enter_context(self._sock)
@@ -46,9 +48,11 @@ class StatusSocket:
             on_error.pop_all()
 
     def close(self) -> None:
-        """Stops listening."""
+        """Stops listening, and ends answers that are not sent yet."""
         self._loop.forget(self._sock)
         self._sock.close()
+        for asker in list(self._askers):
+            self._end(asker)
 
     def _listen(self) -> None:
         if self._sock.fileno() >= 0:
@@ -61,10 +65,29 @@ class StatusSocket:
             self._loop.forget(self._sock)
             self._loop.call_at(time.monotonic() + _PATIENCE, self._listen)
             return
-        with asker, contextlib.suppress(OSError):
-            asker.setblocking(False)
-            if _user_of(asker) == os.geteuid():
-                asker.send(json.dumps(self._report()).encode(), socket.MSG_NOSIGNAL)
+        asker.setblocking(False)
+        self._askers.add(asker)
+        self._loop.call_at(time.monotonic() + _PATIENCE, lambda: self._end(asker))
+        is_ours = _user_of(asker) == os.geteuid()
+        self._send(asker, memoryview(json.dumps(self._report()).encode() if is_ours else b""))
+
+    def _send(self, asker: socket.socket, answer: memoryview) -> None:
+        """Sends what the socket takes now, and the rest once it takes more."""
+        try:
+            rest = answer[asker.send(answer, socket.MSG_NOSIGNAL) :]
+        except BlockingIOError:
+            rest = answer
+        except OSError:  # who has asked is gone
+            rest = answer[:0]
+        if rest:
+            self._loop.watch(asker, WRITE, lambda: self._send(asker, rest))
+        else:
+            self._end(asker)
+
+    def _end(self, asker: socket.socket) -> None:
+        self._loop.forget(asker)
+        self._askers.discard(asker)
+        asker.close()
 
 
 def ask_all() -> list[Any]:

@@ -123,6 +123,11 @@ class Dispatcher:
         """True in a forked child of the process that made it, where it does not work."""
         return self.engine.forked
 
+    @property
+    def is_closed(self) -> bool:
+        """True once it has been closed, here or before a fork."""
+        return self._handle is None
+
     def _require_open(self) -> None:
         if self.engine.forked:
             raise inherited()

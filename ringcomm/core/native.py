@@ -90,6 +90,14 @@ def kernel_sets() -> list[tuple[str, bool]]:
     return [(text(name), bool(lib.rc_kernel_set_supported(i))) for i, name in enumerate(names)]
 
 
+def require_kernel_set(name: str) -> None:
+    """Raises ConfigError unless this build and CPU have the kernel set; "", the fastest, they have.
+    Call it before ranks meet, as the others would see this rank's loss."""
+    known = [known for known, supported in kernel_sets() if supported]
+    if name and name not in known:
+        raise ConfigError(f"kernel_set={name!r}: this CPU and build have {', '.join(known)}")
+
+
 def estimate(hosts: int, size: int, mbit: int) -> tuple[int, list[float]]:
     """Returns the cost model's choice for an all-reduce of so many bytes, and the seconds of each
     algorithm, by its number. mbit: of a port in Mbit/s; 0: not known."""
@@ -133,12 +141,10 @@ class Engine:
     """
 
     def __init__(self, kernel_set: str) -> None:
+        require_kernel_set(kernel_set)
         out = ffi.new("rc_engine **")
         name = ffi.new("char[]", kernel_set.encode()) if kernel_set else ffi.NULL
         result = lib.rc_engine_create(out, name)
-        if result == lib.RC_INVALID_ARGUMENT:
-            known = ", ".join(n for n, supported in kernel_sets() if supported)
-            raise ConfigError(f"kernel_set={kernel_set!r}: this CPU and build have {known}")
         if result != OK:
             raise RingcommError(_why_no_engine(ffi.errno))
         self.handle = out[0]

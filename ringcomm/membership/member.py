@@ -20,13 +20,14 @@ import numpy as np
 
 from ..bootstrap import mesh
 from ..bootstrap.handshake_params import Key, job_hash
-from ..bootstrap.join import Joined, join
-from ..bootstrap.launch import Identity, identify
+from ..bootstrap.join import Joined, identity_of, join
+from ..bootstrap.launch import Identity
 from ..bootstrap.secret import Secret, check_exposed, load
 from ..bootstrap.system import typed_errors
 from ..communicator import Communicator, gather_bytes
 from ..config import Config, names_arguments
-from ..core.calls import is_number
+from ..core.calls import is_integer, is_number
+from ..core.native import require_kernel_set
 from ..errors import (
     AbortedError,
     BootstrapError,
@@ -42,7 +43,7 @@ from .agreement import Agreement
 from .control import Control
 from .decision import NONE_YET, STARTED_AGAIN, Go, History, Ready, Terms
 from .formation import Formation, FormationError
-from .messages import MAX_TOKEN
+from .messages import MAX_NUMBER, MAX_TOKEN
 
 _log = logging.getLogger("ringcomm")
 _RECOVERABLE = (PeerLostError, CommTimeoutError, AbortedError, ProtocolError, BootstrapError)
@@ -91,6 +92,8 @@ class Membership:
         rejoin: this process takes the place of one that has ended, among members that continue
             without it. begin_round then waits for the end of their round; no longer than
             config.timeout where no member has answered, since another program may listen there.
+            Takes what the members took of rank, world_size, init_method, mpi and store. (Jobs that
+            meet by store or mpi have no names of their own: two on a host need two secrets.)
         hosts: with rejoin, names or addresses of hosts to look for members on, where the address of
             rank 0's host is not enough (rank 0 was lost).
         rank, world_size, init_method, config, timeout, mpi, store: as for ``ringcomm.init``. While
@@ -119,8 +122,11 @@ class Membership:
     ) -> None:
         if not is_number(grace_s) or not 0.5 <= grace_s <= 3600:
             raise ConfigError(f"grace_s={grace_s!r}: give seconds from 0.5 to 3600")
+        if isinstance(hosts, str) or not all(isinstance(host, str) for host in hosts or ()):
+            raise ConfigError(f'hosts={hosts!r}: give a list of names, as ["node1", "node2"]')
         self._grace_s = float(grace_s)
         self._config = _with_peer_timeout(Config() if config is None else config, self._grace_s)
+        require_kernel_set(self._config.kernel_set)
         self._is_closed = False
         self._comm: Communicator | None = None
         self._agreement: Agreement | None = None
@@ -130,7 +136,8 @@ class Membership:
         self.members: tuple[int, ...] = ()
         try:
             if rejoin:
-                self._start_again(identify(rank, world_size, init_method), min_peers, hosts)
+                identity = identity_of(rank, world_size, init_method, mpi, store)
+                self._start_again(identity, min_peers, hosts)
                 return
             joined = join(self._config, rank, world_size, init_method, timeout, mpi, store)
             self._comm = Communicator(joined)
@@ -161,12 +168,16 @@ class Membership:
                 long. Or, with rejoin, no rank answers; the text names the ports.
         """
         self._require_open()
+        if not is_integer(number) or abs(number) > MAX_NUMBER:
+            raise ConfigError(f"number={number!r}: give the round's whole number")
+        if not isinstance(token, (bytes, bytearray, memoryview)):
+            raise ConfigError(f"token={token!r}: give bytes")
         if len(token) > MAX_TOKEN:
             raise ConfigError(f"token has {len(token)} bytes: give at most {MAX_TOKEN}")
         if self._number is not None and number > self._number:
             self._complete()
         self._token = bytes(token)
-        return self._agree(number, None)
+        return self._agree(int(number), None)
 
     def end_round(self) -> None:
         """Returns once all members have called it: then all have this rank's results. Call it after
@@ -193,10 +204,12 @@ class Membership:
         self._is_closed = True
         comm, self._comm = self._comm, None
         agreement, self._agreement = self._agreement, None
-        if comm is not None:
-            comm.close()
-        if agreement is not None:
-            agreement.close()
+        try:
+            if comm is not None:
+                comm.close()
+        finally:  # after an interrupt, too, as links that stay open say that this rank lives
+            if agreement is not None:
+                agreement.close()
 
     def __enter__(self) -> Membership:
         return self
@@ -228,7 +241,7 @@ class Membership:
         """Starts a process that takes another's place: looks for any member."""
         secret = load(self._config)
         self._set_up(identity.rank, identity.world_size, min_peers, secret, identity.job)
-        asked = listening.contacts(list(hosts) or [identity.master_addr or "localhost"])
+        asked = listening.contacts(hosts or [identity.master_addr or "localhost"])
         check_exposed(asked, secret, self._config.insecure)
         others = (rank for rank in range(self.world_size) if rank != self.rank)
         self._open(listening.own_addresses(self._config, asked)).look_for(
@@ -385,8 +398,7 @@ def _with_peer_timeout(config: Config, grace_s: float) -> Config:
 def _checked_min_peers(min_peers: int | None, world_size: int) -> int:
     if min_peers is None:
         return world_size // 2 + 1
-    whole = isinstance(min_peers, int) and not isinstance(min_peers, bool)
-    if not whole or not 1 <= min_peers <= world_size:
+    if not is_integer(min_peers) or not 1 <= min_peers <= world_size:
         raise ConfigError(f"min_peers={min_peers!r}: give a whole number from 1 to {world_size}")
     if 2 * min_peers <= world_size:
         _log.warning(
@@ -394,7 +406,7 @@ def _checked_min_peers(min_peers: int | None, world_size: int) -> int:
             min_peers,
             world_size,
         )
-    return min_peers
+    return int(min_peers)
 
 
 def _require_alike(comm: Communicator, min_peers: int) -> None:

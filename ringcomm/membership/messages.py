@@ -23,7 +23,8 @@ HEADER = struct.Struct("<BxxxI")
 _PLACE = struct.Struct("<II")
 MAX_TOKEN = 256
 """Most bytes of a token."""
-_MAX = 2**62
+MAX_NUMBER = 2**62
+"""Greatest number of a round, and of what else is counted."""
 
 Address = tuple[str, int]
 Book = dict[int, list[Address]]
@@ -63,7 +64,7 @@ def pack_intro(process: int, book: Mapping[int, Sequence[Address]]) -> bytes:
 def read_intro(source: str, payload: bytes, world_size: int) -> tuple[int, Book]:
     """Decodes an INTRO: process, addresses. Raises BootstrapError."""
     record = Record.unpack(source, payload)
-    return record.integer("process", 0, _MAX), _read_book(record, world_size)
+    return record.integer("process", 0, MAX_NUMBER), _read_book(record, world_size)
 
 
 def pack_book(book: Mapping[int, Sequence[Address]]) -> bytes:
@@ -128,17 +129,17 @@ def read_ready(rank: int, payload: bytes, world_size: int, now: float) -> Ready:
     history = record.object("history")
     return Ready(
         rank=rank,
-        serial=record.integer("serial", 0, _MAX),
+        serial=record.integer("serial", 0, MAX_NUMBER),
         epoch=record.integer("epoch", -1, 2**32 - 1),
-        origin=record.integer("origin", 0, _MAX),
+        origin=record.integer("origin", 0, MAX_NUMBER),
         seen=record.integer("seen", -1, 2**32 - 1),
         behind=bool(record.integer("behind", 0, 1)),
         history=(
             history.integer("epoch", -2, 2**32 - 1),
-            history.integer("number", -_MAX, _MAX),
-            history.integer("origin", 0, _MAX),
+            history.integer("number", -MAX_NUMBER, MAX_NUMBER),
+            history.integer("origin", 0, MAX_NUMBER),
         ),
-        number=record.integer("number", -_MAX, _MAX),
+        number=record.integer("number", -MAX_NUMBER, MAX_NUMBER),
         healthy=bool(record.integer("healthy", 0, 1)),
         blames=_read_ranks(record, "blames", world_size),
         token=_read_token(record),
@@ -195,15 +196,15 @@ def read_go(source: str, payload: bytes, world_size: int) -> Go:
         raise record.malformed("has impossible members")
     return Go(
         epoch=record.integer("epoch", 0, 2**32 - 1),
-        number=record.integer("number", -_MAX, _MAX),
+        number=record.integer("number", -MAX_NUMBER, MAX_NUMBER),
         is_new=bool(record.integer("is_new", 0, 1)),
         members=ranks,
-        serials=tuple(member.integer("serial", 0, _MAX) for member in members),
+        serials=tuple(member.integer("serial", 0, MAX_NUMBER) for member in members),
         tokens=tuple(_read_token(member) for member in members),
         left=_read_ranks(record, "left", world_size),
         joined=_read_ranks(record, "joined", world_size),
         leader=leader,
-        origin=record.integer("origin", 0, _MAX),
+        origin=record.integer("origin", 0, MAX_NUMBER),
     )
 
 

@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import __version__
+from ..bootstrap import secret
 from ..bootstrap.interfaces import Interface, choose, list_interfaces
-from ..bootstrap.secret import VARIABLE as SECRET
-from ..config import OTHER_VARIABLES, Config
+from ..codecs import of_group
+from ..config import OTHER_VARIABLES, Config, compression_from_env
 from ..core import cuda, native
 from ..errors import ConfigError
 
@@ -43,14 +44,14 @@ def _settings(config: Config) -> Table:
     for name, source in config.sources().items():
         table.add_row(name, config.shown(name) or "-", source)
     for name in sorted(set(OTHER_VARIABLES) & set(os.environ)):
-        value = "is set" if name == SECRET else os.environ[name]
+        value = "is set" if name == secret.VARIABLE else os.environ[name]
         table.add_row(name.removeprefix("RINGCOMM_").lower(), value, name)
     return table
 
 
 def main() -> int:
-    """Prints version, kernel sets, CUDA, interfaces and settings; returns 1 where the settings
-    cannot work."""
+    """Prints version, kernel sets, CUDA, interfaces and settings; returns 1 where a setting is
+    refused, or a kernel set, codec or secret cannot be used here."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     engine = native.acquire_engine("")
     sets = [
@@ -70,9 +71,12 @@ def main() -> int:
     console.print(_ports())
     try:
         config = Config()
+        console.print()
+        console.print(_settings(config))
+        native.require_kernel_set(config.kernel_set)
+        of_group(compression_from_env())
+        secret.check(config)
     except ConfigError as error:
         console.print(f"settings     {error}", soft_wrap=True)
         return 1
-    console.print()
-    console.print(_settings(config))
     return 0

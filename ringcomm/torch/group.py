@@ -25,6 +25,7 @@ from ..api import default_communicator
 from ..bootstrap.join import join_through_store
 from ..communicator import Communicator
 from ..config import Config
+from ..core.native import require_kernel_set
 from ..errors import (
     CommTimeoutError,
     ConfigError,
@@ -63,6 +64,7 @@ def connect(
     """
     seconds = timeout.total_seconds()
     config = options.config.replaced("torch", timeout=seconds_of(timeout) or 0.001)
+    require_kernel_set(config.kernel_set)
     joined = join_through_store(config, rank, size, store, f"torch:{name}", seconds)
     return Communicator(joined, options.compression or "none")
 

@@ -11,7 +11,7 @@ from typing import TypedDict
 
 from typing_extensions import Unpack
 
-from ..codecs import Compression, parse
+from ..codecs import Compression, of_group
 from ..config import REMOVED, Algorithm, Config, Recovery, compression_from_env
 from ..errors import ConfigError
 from .argument_checks import takes
@@ -63,12 +63,7 @@ class Options:
     def __init__(
         self, compression: Compression | None = None, **settings: Unpack[_ConfigFields]
     ) -> None:
-        codec = parse(compression_from_env() if compression is None else compression)
-        if codec.needs_feedback:
-            raise ConfigError(
-                f"compression={codec.name!r} needs error feedback, which a process group has not: "
-                "leave it out, and give it to HookState with ringcomm.torch.allreduce_hook"
-            )
+        codec = of_group(compression_from_env() if compression is None else compression)
         if "timeout" in settings:
             raise ConfigError("give the timeout to init_process_group or new_group, not in Options")
         self.config = Config.from_env(**settings)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from bringup_world import Outcome, run_ranks
-from patience import PATIENCE, PROMPT
+from patience import PATIENCE, PROMPT, until
 from test_rendezvous import expected, rounds, rows
 
 from ringcomm.bootstrap import rendezvous
@@ -62,6 +62,27 @@ def test_store() -> None:
     outcomes = over_store(lambda _: store, 3, [0, 1, 2], PATIENCE)
     assert all(o.value == expected(3, 3) for o in outcomes.values())
     assert all(key.startswith("test/") for key in store.values)
+
+
+@pytest.mark.parametrize("before", [[0], [0, 1]], ids=["in vain", "with success"])
+def test_a_rank_that_was_there_before_is_met_anew(before: list[int]) -> None:
+    """What it left then is not taken, even by a rank that comes before it does."""
+    store = FakeStore()
+    patience = PATIENCE if len(before) == 2 else 0.01
+
+    def gather(rank: int, blob: bytes, patience: float) -> list[bytes]:
+        exchange = StoreExchange(store, rank, 2)
+        return exchange.allgather(blob, time.monotonic() + patience)
+
+    run_ranks(lambda rank: gather(rank, b"old", patience), before)
+
+    def again(rank: int) -> list[bytes]:
+        if rank == 0:
+            until(lambda: b"new" in list(store.values.values()))
+        return gather(rank, b"new", PATIENCE)
+
+    outcomes = run_ranks(again, [0, 1])
+    assert [outcomes[rank].value for rank in range(2)] == [[b"new"] * 2] * 2
 
 
 def test_store_with_missing_ranks() -> None:

@@ -194,6 +194,7 @@ def test_world_of_one_needs_no_address() -> None:
         ((0, 2, "tcp://a:99999"), "tcp://host:port"),
         ((0, 2, "tcp://:29500"), "tcp://host:port"),
         ((0, 2, "tcp://a:1?rank=0"), "tcp://host:port"),
+        ((0, 2, "tcp://[::1:29500"), "tcp://host:port"),
         ((0, 2, "file:///tmp/x"), "tcp://host:port"),
         ((None, None, "env://"), "no launcher's environment"),
         ((None, None, "tcp://a:1"), "no launcher's environment"),

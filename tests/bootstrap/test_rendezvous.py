@@ -24,7 +24,7 @@ from ringcomm.bootstrap.launch import Identity
 from ringcomm.bootstrap.records import MAX_BYTES
 from ringcomm.bootstrap.rendezvous import open_tcp
 from ringcomm.bootstrap.secret import Secret
-from ringcomm.bootstrap.sockets import peer_of
+from ringcomm.bootstrap.sockets import peer_of, place
 from ringcomm.config import Config
 from ringcomm.errors import AuthenticationError, BootstrapError, ConfigError
 
@@ -340,6 +340,13 @@ def test_no_secret_off_loopback(port: int) -> None:
         elsewhere = Identity(rank, 2, None, None, "203.0.113.7", (port,), "env", "job")
         with pytest.raises(ConfigError, match="python -m ringcomm keygen"):
             open_tcp(elsewhere, Config(), None, time.monotonic() + 5)
+
+
+def test_a_link_local_address_keeps_its_interface() -> None:
+    index, name = socket.if_nameindex()[0]
+    address = f"fe80::1%{name}"
+    assert meeting.resolve(address) == [address]
+    assert place(address, 5) == ("fe80::1", 5, 0, index)
 
 
 def test_name_that_does_not_resolve(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

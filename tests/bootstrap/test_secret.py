@@ -67,6 +67,46 @@ def test_variable_is_popped_and_remembered(monkeypatch: pytest.MonkeyPatch) -> N
     assert load(Config()) is first
 
 
+def test_a_bad_variable_is_refused_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(secret_module.VARIABLE, HEX[:-1])
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="odd number"):
+            load(Config())
+    monkeypatch.setenv(secret_module.VARIABLE, HEX)
+    assert load(Config()) == parse_equal(HEX)
+
+
+def test_a_descriptor_that_is_another_files_now_is_not_read(tmp_path: Path) -> None:
+    with open(write(tmp_path / "key", HEX), "rb") as stream:
+        settings = Config(secret_fd=stream.fileno())
+        first = load(settings)
+        other = os.open(write(tmp_path / "data", "data of the program " * 3), os.O_RDONLY)
+        os.dup2(other, stream.fileno())
+        assert load(settings) is first
+        assert os.lseek(other, 0, os.SEEK_CUR) == 0  # dup2 shares the offset
+        os.close(other)
+
+
+def test_a_long_secret_is_the_same_or_refused_from_every_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for text in ("k9!xyzQ~" * 512, "k9!xyzQ~" * 512 + "more"):
+        path = write(tmp_path / "key", text)
+        with open(path, "rb") as stream:
+            monkeypatch.setattr(secret_module, "_taken", {})
+            by_fd, by_file = Config(secret_fd=stream.fileno()), Config(secret_file=path)
+            monkeypatch.setenv(secret_module.VARIABLE, text)
+            if len(text) == 4096:
+                assert all(load(one) == parse_equal(text) for one in (by_fd, by_file, Config()))
+                continue
+            with pytest.raises(ConfigError, match="RINGCOMM_SECRET has more than 4096 bytes"):
+                load(Config())
+            monkeypatch.delenv(secret_module.VARIABLE)
+            for one in (by_fd, by_file):
+                with pytest.raises(ConfigError, match=r"secret_f.* has more than 4096 bytes"):
+                    load(one)
+
+
 def test_pipe_is_read_once_and_remembered() -> None:
     reading, writing = os.pipe()
     try:

@@ -247,9 +247,11 @@ class Rounds(Kept):
         is_on_its_way = self.current is not None or not (self._cut is None or self._cut.done())
         if is_on_its_way and comm is not None:
             self._worker.submit(comm.close)
-        self._worker.close(0.0 if is_on_its_way else None)
-        if not is_on_its_way and comm is not None:
-            comm.close()
+        try:
+            self._worker.close(0.0 if is_on_its_way else None)
+        finally:  # after an interrupt, too: nobody calls this again
+            if not is_on_its_way and comm is not None:
+                comm.close()
 
     def tick(self) -> None:
         """Counts an iteration; applies a result that is due, and begins a round that is due."""
