@@ -31,9 +31,9 @@ from ringcomm.membership.decision import (
     STARTED_AGAIN,
     Go,
     History,
+    Limits,
     Ready,
     Silent,
-    Terms,
 )
 from ringcomm.membership.formation import FormationError
 from ringcomm.membership.messages import Address, Kind
@@ -223,8 +223,8 @@ class Process:
         self.wakes_at = math.inf
         self.mailbox: list[Item] = []
         self._came_at = self._forming_until = math.inf
-        terms = Terms(rank, world.size, world.min_peers, world.grace_s, world.timeout)
-        self.agreement = Agreement(terms, [self.place], self._connect, world.clock)
+        limits = Limits(rank, world.size, world.min_peers, world.grace_s, world.timeout)
+        self.agreement = Agreement(limits, [self.place], self._connect, world.clock)
         self.agreement._process = self.place[1]  # else by chance, and no run were like another
 
     def _connect(self, receive: Receive, link_made: LinkMade) -> Wire:

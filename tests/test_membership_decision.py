@@ -33,11 +33,11 @@ from ringcomm.membership.decision import (
     STARTED_AGAIN,
     TAKEOVER_S,
     Go,
+    Knowledge,
+    Limits,
     Ready,
     Silent,
-    Terms,
     TooFew,
-    View,
     Wait,
     decide,
 )
@@ -65,7 +65,7 @@ def ready(rank: int, at: float = 0.0, **fields: Any) -> Ready:
 
 def seen_by(
     rank: int, world: int, *those: Ready, gone: dict[int, float] | None = None, **fields: Any
-) -> View:
+) -> Knowledge:
     gone = gone or {}
     others = set(range(world)) - {rank}
     values: dict[str, Any] = {
@@ -76,7 +76,7 @@ def seen_by(
         "connected": frozenset(others - set(gone)),
         **fields,
     }
-    return View(rank, world, ready={one.rank: one for one in those}, gone=gone, **values)
+    return Knowledge(rank, world, ready={one.rank: one for one in those}, gone=gone, **values)
 
 
 def go(outcome: object) -> Go:
@@ -277,7 +277,7 @@ def test_all_were_started_again() -> None:
 
 
 @st.composite
-def any_state(draw: st.DrawFn) -> tuple[View, float]:
+def any_state(draw: st.DrawFn) -> tuple[Knowledge, float]:
     world = draw(st.integers(2, 6))
     rank = draw(st.integers(0, world - 1))
     moments = st.floats(0.0, 100.0)
@@ -302,7 +302,7 @@ def any_state(draw: st.DrawFn) -> tuple[View, float]:
 
 @settings(max_examples=150)
 @given(any_state())
-def test_whatever_the_state(case: tuple[View, float]) -> None:
+def test_whatever_the_state(case: tuple[Knowledge, float]) -> None:
     """No round of too few; none without who decided; all members were ready; waiting is to a time
     that is still to come, and comes to an end unless this rank may not decide."""
     view, now = case
@@ -385,13 +385,13 @@ def test_a_step_that_is_complete_counts_though_the_formation_failed_behind_it() 
 # ---- over connections ----
 
 
-def agreement(terms: Terms, job: bytes, secret: Secret | None = None) -> Agreement:
+def agreement(limits: Limits, job: bytes, secret: Secret | None = None) -> Agreement:
     """One over real connections, which listens on loopback."""
     listener, key = listen("127.0.0.1"), Key.derive(secret, job)
     return Agreement(
-        terms,
+        limits,
         [listener.getsockname()[:2]],
-        partial(Control, terms.rank, terms.world_size, key, job, [listener], terms.grace_s),
+        partial(Control, limits.rank, limits.world_size, key, job, [listener], limits.grace_s),
     )
 
 
@@ -401,7 +401,7 @@ class Ranks:
     def __init__(self, world: int, min_peers: int = 2, grace_s: float = 3.0) -> None:
         job = job_hash("test")
         self.all = [
-            agreement(Terms(rank, world, min_peers, grace_s, 6.0), job) for rank in range(world)
+            agreement(Limits(rank, world, min_peers, grace_s, 6.0), job) for rank in range(world)
         ]
         books = [one.own_places for one in self.all]
         self.run({rank: lambda one: one.meet_all(books, PATIENCE) for rank in range(world)})
@@ -549,7 +549,7 @@ def test_two_ranks_that_look_for_each_other_stay_connected(nothing_left: None) -
     """Both dial at once: neither closes what the other keeps."""
     job, give_up = job_hash("test"), time.monotonic() + PATIENCE
     for _ in range(6):
-        both = [agreement(Terms(rank, 2, 2, 3.0, 6.0), job) for rank in range(2)]
+        both = [agreement(Limits(rank, 2, 2, 3.0, 6.0), job) for rank in range(2)]
         books = [messages.read_book("", one.own_places, 2) for one in both]
 
         def linked(both: list[Agreement] = both) -> bool:
@@ -574,7 +574,7 @@ def test_two_ranks_that_look_for_each_other_stay_connected(nothing_left: None) -
 
 def test_a_dial_learns_that_its_connection_is_forgotten(nothing_left: None) -> None:
     """The kernel of the other end let it in, and gave it up while the network was dark."""
-    one = agreement(Terms(1, 2, 2, 3.0, 6.0), job_hash("test"))
+    one = agreement(Limits(1, 2, 2, 3.0, 6.0), job_hash("test"))
     taken: list[socket.socket] = []
 
     def let_in() -> bool:
@@ -600,7 +600,7 @@ def test_a_dial_learns_that_its_connection_is_forgotten(nothing_left: None) -> N
 def test_nobody_takes_the_place_of_who_lives(ranks: Ranks) -> None:
     """A second process of rank 1 is refused as long as the first one's connection stands."""
     job = job_hash("test")
-    second = agreement(Terms(1, 3, 2, 1.0, 2.0), job)
+    second = agreement(Limits(1, 3, 2, 1.0, 2.0), job)
     places = messages.read_book("rank 0", ranks.all[0].own_places, 3)
     second.look_for(places)
     try:
@@ -623,7 +623,7 @@ def test_nobody_takes_the_place_of_who_lives(ranks: Ranks) -> None:
 def test_strangers_are_kept_out(ranks: Ranks, secret: Secret | None) -> None:
     """A process of another job, and one with a secret that is not the job's."""
     job = job_hash("another" if secret is None else "test")
-    stranger = agreement(Terms(1, 3, 2, 1.0, 2.0), job, secret)
+    stranger = agreement(Limits(1, 3, 2, 1.0, 2.0), job, secret)
     stranger.look_for(messages.read_book("rank 0", ranks.all[0].own_places, 3))
     try:
         silent = (NO_ANSWER, MUTE)

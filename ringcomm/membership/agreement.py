@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ..errors import BootstrapError, PeerLostError
 from . import messages
 from .control import Control, LinkMade, Receive
-from .decision import Go, Ready, Terms, TooFew, View, Wait, decide
+from .decision import Go, Knowledge, Limits, Ready, TooFew, Wait, decide
 from .formation import Formation
 from .messages import Address, Book, Kind
 
@@ -55,7 +55,7 @@ class Agreement:
 
     def __init__(
         self,
-        terms: Terms,
+        limits: Limits,
         listens: Sequence[Address],
         connect: Callable[[Receive, LinkMade], Control],
         clock: Callable[[], float] = time.monotonic,
@@ -65,7 +65,7 @@ class Agreement:
         self.origin = 0
         self.behind = True
         self.formation: Formation | None = None
-        self._terms = terms
+        self._limits = limits
         self._seen = -1
         self._serial = 0
         self._ready: dict[int, Ready] = {}
@@ -74,7 +74,7 @@ class Agreement:
         self._processes: dict[int, int] = {}  # the latest process of each rank
         self._announced: Go | None = None
         self._linger_until = 0.0
-        self._book: Book = {terms.rank: list(listens)}
+        self._book: Book = {limits.rank: list(listens)}
         self._clock = clock
         self._control = connect(self._receive, self._introduce)
 
@@ -83,12 +83,12 @@ class Agreement:
     @property
     def own_places(self) -> bytes:
         """Addresses at which this rank listens, encoded for ``meet_all``."""
-        return messages.pack_book({self._terms.rank: self._book[self._terms.rank]})
+        return messages.pack_book({self._limits.rank: self._book[self._limits.rank]})
 
     def meet_all(self, books: Sequence[bytes], patience: float) -> None:
         """Connects all ranks of a job that begins, all of which are members. books: own_places of
         the ranks, in order. Raises BootstrapError."""
-        mine, world = self._terms.rank, self._terms.world_size
+        mine, world = self._limits.rank, self._limits.world_size
         self.members, self.epoch, self._seen = tuple(range(world)), 0, 0
         self.behind = False
         for rank, blob in enumerate(books):
@@ -128,7 +128,7 @@ class Agreement:
         self.formation = None
         self._renew_ready(ready)
         self._dial_missing()
-        if len(self.members) < self._terms.world_size:
+        if len(self.members) < self._limits.world_size:
             self._control.loop.catch_up()
             if self._control.letting_in:
                 self._linger_until = self._clock() + _LINGER_S
@@ -137,7 +137,7 @@ class Agreement:
         """Waits until the members are known and returns the formation. Raises PeerLostError if
         too few ranks are left."""
         if self.behind:
-            _log.info("membership: rank %d waits for the end of a round", self._terms.rank)
+            _log.info("membership: rank %d waits for the end of a round", self._limits.rank)
         while True:
             until = self.advance()
             if self.formation is not None:
@@ -148,9 +148,9 @@ class Agreement:
         """Decides from the present knowledge; returns the time to decide again if no message
         arrives before. Raises PeerLostError if too few ranks are left."""
         self._dial_missing()
-        outcome = decide(self._view(), self._clock()) if self.formation is None else None
+        outcome = decide(self._knowledge(), self._clock()) if self.formation is None else None
         if isinstance(outcome, TooFew):
-            del self._ready[self._terms.rank]
+            del self._ready[self._limits.rank]
             missing = outcome.missing
             raise PeerLostError(outcome.text, rank=missing[0] if len(missing) == 1 else None)
         if isinstance(outcome, Go):
@@ -159,22 +159,22 @@ class Agreement:
 
     def failed(self, formation: Formation, blames: Sequence[int], text: str) -> None:
         """Notes that the formation failed on this rank; the decider tells the others."""
-        if formation.decider == self._terms.rank:
+        if formation.decider == self._limits.rank:
             payload = messages.pack_failed(formation.go.epoch, blames, text)
             for rank in formation.go.members:
                 self._control.send(rank, Kind.FAILED, payload)
 
     def entered(self, go: Go) -> None:
         """Notes that the round begins with the members of go."""
-        del self._ready[self._terms.rank]
+        del self._ready[self._limits.rank]
         self.formation = None
         self.members, self.epoch, self.origin = go.members, go.epoch, go.origin
         self.behind = False
 
     def _dial_missing(self) -> None:
         """Dials the lower ranks, and all ranks if this one is behind."""
-        for rank in range(self._terms.world_size):
-            if rank < self._terms.rank or (self.behind and rank != self._terms.rank):
+        for rank in range(self._limits.world_size):
+            if rank < self._limits.rank or (self.behind and rank != self._limits.rank):
                 self._control.dial(rank, self._book.get(rank, ()))
 
     def _announce(self, go: Go) -> None:
@@ -194,7 +194,7 @@ class Agreement:
                     rank,
                 )
         self._announced = go
-        self._accept(Formation(self._control, self._terms.rank, self._terms.rank, go))
+        self._accept(Formation(self._control, self._limits.rank, self._limits.rank, go))
         self._control.send_all(Kind.GO, messages.pack_go(go))
 
     def _listen(self, until: float) -> None:
@@ -210,12 +210,12 @@ class Agreement:
 
         self._control.loop.run(changed, min(until, self._clock() + _SLICE_S))
 
-    def _view(self) -> View:
+    def _knowledge(self) -> Knowledge:
         control = self._control
-        others = (rank for rank in range(self._terms.world_size) if rank != self._terms.rank)
+        others = (rank for rank in range(self._limits.world_size) if rank != self._limits.rank)
         gone = {rank: control.gone_since(rank) for rank in others}
-        return View(
-            **vars(self._terms),
+        return Knowledge(
+            **vars(self._limits),
             members=self.members,
             ready=self._ready,
             connected=control.connected,
@@ -229,7 +229,7 @@ class Agreement:
 
     def _renew_ready(self, ready: Ready) -> None:
         self._serial += 1
-        self._ready[self._terms.rank] = dataclasses.replace(
+        self._ready[self._limits.rank] = dataclasses.replace(
             ready,
             serial=self._serial,
             epoch=self.epoch,
@@ -245,10 +245,10 @@ class Agreement:
 
     @property
     def _waits(self) -> bool:
-        return self._terms.rank in self._ready and self.formation is None
+        return self._limits.rank in self._ready and self.formation is None
 
     def _packed_ready(self) -> bytes:
-        return messages.pack_ready(self._ready[self._terms.rank], self._clock())
+        return messages.pack_ready(self._ready[self._limits.rank], self._clock())
 
     # ---- receiving ----
 
@@ -262,7 +262,7 @@ class Agreement:
         self._repeat_ready(rank)
 
     def _receive(self, rank: int, kind: Kind, payload: bytes) -> None:
-        source, world = f"rank {rank}", self._terms.world_size
+        source, world = f"rank {rank}", self._limits.world_size
         if kind == Kind.INTRO:
             self._receive_intro(rank, *messages.read_intro(source, payload, world))
         elif kind == Kind.READY:
@@ -284,13 +284,13 @@ class Agreement:
         for other, listens in book.items():
             if other == rank or other not in self._book:
                 self._book[other] = listens
-            if self.behind and other != self._terms.rank:
+            if self.behind and other != self._limits.rank:
                 self._control.dial(other, listens)
 
     def _repeat_go(self, rank: int, go: Go) -> None:
         """Repeats a GO that may have been lost with a rank's connection; if this rank has given
         it up since, counts the other rank's READY again instead."""
-        if _serial_in(go, self._terms.rank) == self._serial:
+        if _serial_in(go, self._limits.rank) == self._serial:
             self._control.send(rank, Kind.GO, messages.pack_go(go))
         else:
             self._counted.pop(rank, None)
@@ -309,7 +309,7 @@ class Agreement:
             self.formation.gave_up(ready.rank, ready.serial)
         if ready.epoch > self.epoch and not self.behind:
             self._fall_behind()
-        mine = self._ready.get(self._terms.rank)
+        mine = self._ready.get(self._limits.rank)
         if mine is not None and (
             known.serial < ready.serial or mine.at < ready.at - _AGE_MATTERS_S
         ):
@@ -321,19 +321,19 @@ class Agreement:
         present = (self.epoch, self.origin)
         is_news = go.epoch > self._seen if go.is_new else (go.epoch, go.origin) == present
         self._seen = max(self._seen, go.epoch)
-        counted = _serial_in(go, self._terms.rank)
+        counted = _serial_in(go, self._limits.rank)
         if counted is None:
             self._miss(go)
         elif counted == self._serial and self._waits:
             if is_news:
-                self._accept(Formation(self._control, self._terms.rank, rank, go))
+                self._accept(Formation(self._control, self._limits.rank, rank, go))
             else:  # so that the decider forms anew, by an epoch above those that this rank has seen
-                self._renew_ready(self._ready[self._terms.rank])
+                self._renew_ready(self._ready[self._limits.rank])
 
     def _is_before(self, rank: int, go: Go, formation: Formation) -> bool:
         """True if a GO ends this formation: it is newer, or two deciders form one epoch, would wait
         for each other, and this rank is the higher."""
-        is_rival = formation.decider == self._terms.rank > rank and go.is_new
+        is_rival = formation.decider == self._limits.rank > rank and go.is_new
         return go.epoch > formation.go.epoch or (is_rival and go.epoch == formation.go.epoch)
 
     def _miss(self, go: Go) -> None:
@@ -347,7 +347,7 @@ class Agreement:
         was lost on its way may have counted."""
         self.behind = True
         if self._waits:
-            self._renew_ready(self._ready[self._terms.rank])
+            self._renew_ready(self._ready[self._limits.rank])
 
     def _accept(self, formation: Formation) -> None:
         self.formation = formation
@@ -357,7 +357,7 @@ class Agreement:
     def _count(self, go: Go) -> None:
         """Removes the others' READYs that a GO has counted; later copies of them are ignored."""
         for rank, serial in zip(go.members, go.serials, strict=True):
-            if rank == self._terms.rank:
+            if rank == self._limits.rank:
                 continue
             self._counted[rank] = max(serial, self._counted.get(rank, 0))
             ready = self._ready.get(rank)

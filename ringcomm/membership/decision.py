@@ -73,7 +73,7 @@ class Silent(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Terms:
+class Limits:
     """Constants of a membership; see Membership for their meaning."""
 
     rank: int
@@ -84,7 +84,7 @@ class Terms:
 
 
 @dataclasses.dataclass(frozen=True)
-class View(Terms):
+class Knowledge(Limits):
     """Knowledge of a rank.
 
     Attributes:
@@ -141,65 +141,67 @@ class Go:
     """Process that decided on the formation."""
 
 
-def decide(view: View, now: float) -> Go | Wait | TooFew:
-    """Returns the decision of view.rank at the time now."""
-    living = {rank: one for rank, one in view.ready.items() if now < view.gone.get(rank, math.inf)}
-    view = dataclasses.replace(view, ready=living)
-    deciders = _deciders(view)
-    if view.rank not in deciders:
-        return _wait_for_others(view, now)
-    due = _due(view)
+def decide(known: Knowledge, now: float) -> Go | Wait | TooFew:
+    """Returns the decision of known.rank at the time now."""
+    living = {
+        rank: one for rank, one in known.ready.items() if now < known.gone.get(rank, math.inf)
+    }
+    known = dataclasses.replace(known, ready=living)
+    deciders = _deciders(known)
+    if known.rank not in deciders:
+        return _wait_for_others(known, now)
+    due = _due(known)
     if due is None:
-        return _wait_for_enough(view, now)
-    position = deciders.index(view.rank)
+        return _wait_for_enough(known, now)
+    position = deciders.index(known.rank)
     act_at = due + position * TAKEOVER_S
     if now < act_at:
         return Wait(act_at)
-    chosen = sorted(set(view.ready) - set(deciders[:position]))
-    return _go(view, chosen if len(chosen) >= view.min_peers else sorted(view.ready))
+    chosen = sorted(set(known.ready) - set(deciders[:position]))
+    return _go(known, chosen if len(chosen) >= known.min_peers else sorted(known.ready))
 
 
-def _deciders(view: View) -> list[int]:
+def _deciders(known: Knowledge) -> list[int]:
     """Returns the ranks that may decide, in the order in which they do."""
-    able = [ready for ready in view.ready.values() if not ready.behind]
+    able = [ready for ready in known.ready.values() if not ready.behind]
     newest = max((ready.epoch for ready in able), default=0)
     return sorted(ready.rank for ready in able if ready.epoch == newest)
 
 
-def _due(view: View) -> float | None:
+def _due(known: Knowledge) -> float | None:
     """Returns the earliest time to begin the round; None if too few are ready."""
-    ready = sorted(one.at for one in view.ready.values())
-    if len(ready) < view.min_peers:
+    ready = sorted(one.at for one in known.ready.values())
+    if len(ready) < known.min_peers:
         return None
-    enough = max(ready[view.min_peers - 1], _began(view))
-    settled = max((_settled_at(view, rank) for rank in view.members), default=enough)
-    return max(min(enough + view.grace_s, max(enough, settled)), view.linger_until)
+    enough = max(ready[known.min_peers - 1], _began(known))
+    settled = max((_settled_at(known, rank) for rank in known.members), default=enough)
+    return max(min(enough + known.grace_s, max(enough, settled)), known.linger_until)
 
 
-def _began(view: View) -> float:
+def _began(known: Knowledge) -> float:
     """Returns the time since which the round is waited for. Ranks that it lets in may have waited
     for all of the round before."""
-    return min(view.ready[rank].at for rank in _deciders(view))
+    return min(known.ready[rank].at for rank in _deciders(known))
 
 
-def _settled_at(view: View, rank: int) -> float:
+def _settled_at(known: Knowledge, rank: int) -> float:
     """Returns the time from which a member is not awaited any more."""
-    if rank in view.ready:
-        return view.ready[rank].at
-    return min(view.gone.get(rank, math.inf), _blamed_at(view, rank) + SETTLE_S)
+    if rank in known.ready:
+        return known.ready[rank].at
+    return min(known.gone.get(rank, math.inf), _blamed_at(known, rank) + SETTLE_S)
 
 
-def _blamed_at(view: View, rank: int) -> float:
-    return min((one.at for one in view.ready.values() if rank in one.blames), default=math.inf)
+def _blamed_at(known: Knowledge, rank: int) -> float:
+    return min((one.at for one in known.ready.values() if rank in one.blames), default=math.inf)
 
 
-def _go(view: View, chosen: list[int]) -> Go:
-    ready = [view.ready[rank] for rank in chosen]
+def _go(known: Knowledge, chosen: list[int]) -> Go:
+    ready = [known.ready[rank] for rank in chosen]
     latest = max(one.history for one in ready)
     leader = next(one for one in ready if one.history == latest)
-    mine = view.ready[view.rank]
+    mine = known.ready[known.rank]
     present = (mine.epoch, mine.origin)
-    goes_on = tuple(chosen) == tuple(sorted(view.members)) and all(
+    goes_on = tuple(chosen) == tuple(sorted(known.members)) and all(
         one.healthy and (one.epoch, one.origin) == present and not one.behind for one in ready
     )
     return Go(
@@ -209,80 +211,80 @@ def _go(view: View, chosen: list[int]) -> Go:
         tuple(chosen),
         tuple(one.serial for one in ready),
         tuple(one.token for one in ready),
-        tuple(sorted(set(view.members) - set(chosen))),
+        tuple(sorted(set(known.members) - set(chosen))),
         tuple(one.rank for one in ready if one.history != latest),
         leader.rank,
-        mine.origin if goes_on else view.process,
+        mine.origin if goes_on else known.process,
     )
 
 
 # ---- decisions to wait or to give up ----
 
 
-def _wait_for_enough(view: View, now: float) -> Wait | TooFew:
+def _wait_for_enough(known: Knowledge, now: float) -> Wait | TooFew:
     """Waits for min_peers: for living ranks, which may be slow, up to the timeout of a collective,
     for ended ones, which may be started again, up to the grace time."""
-    first = _began(view)
-    awaited = {rank for rank in view.connected if now < _settled_at(view, rank)}
-    if len(awaited | view.ready.keys()) >= view.min_peers:
-        until = first + max(view.grace_s, view.timeout)
+    first = _began(known)
+    awaited = {rank for rank in known.connected if now < _settled_at(known, rank)}
+    if len(awaited | known.ready.keys()) >= known.min_peers:
+        until = first + max(known.grace_s, known.timeout)
     else:
-        until = max([first, *view.gone.values()]) + view.grace_s
-    return Wait(until) if now < until else _too_few(view, now)
+        until = max([first, *known.gone.values()]) + known.grace_s
+    return Wait(until) if now < until else _too_few(known, now)
 
 
-def _wait_for_others(view: View, now: float) -> Wait | TooFew:
+def _wait_for_others(known: Knowledge, now: float) -> Wait | TooFew:
     """Waits, on a rank that is behind, for the end of the others' round; gives up if no other is
     in one."""
-    behind = {rank: ready.at for rank, ready in view.ready.items() if ready.behind}
-    if view.connected - view.silent.keys() - behind.keys():
+    behind = {rank: ready.at for rank, ready in known.ready.items() if ready.behind}
+    if known.connected - known.silent.keys() - behind.keys():
         return Wait(math.inf)
-    silent_since = (one.since for one in view.silent.values())
-    since = max(*behind.values(), *view.gone.values(), *silent_since, view.ready[view.rank].at)
-    until = since + (max(view.grace_s, view.timeout) if view.silent else view.grace_s)
-    return Wait(until) if now < until else _left_alone(view, now)
+    silent_since = (one.since for one in known.silent.values())
+    since = max(*behind.values(), *known.gone.values(), *silent_since, known.ready[known.rank].at)
+    until = since + (max(known.grace_s, known.timeout) if known.silent else known.grace_s)
+    return Wait(until) if now < until else _left_alone(known, now)
 
 
-def _left_alone(view: View, now: float) -> TooFew:
-    others = tuple(rank for rank in range(view.world_size) if rank != view.rank)
-    mine = view.ready[view.rank]
+def _left_alone(known: Knowledge, now: float) -> TooFew:
+    others = tuple(rank for rank in range(known.world_size) if rank != known.rank)
+    mine = known.ready[known.rank]
     why = (
         "has been started again"
         if mine.history == STARTED_AGAIN
         else "came late, and the others have gone on without it"
     )
-    states = "; ".join(_state(view, rank, mine.at, now) for rank in others)
-    found = "has answered" if view.silent else "is left to learn the latest state from"
+    states = "; ".join(_state(known, rank, mine.at, now) for rank in others)
+    found = "has answered" if known.silent else "is left to learn the latest state from"
     remedy = (
         "If it is a member in a longer round, give a longer timeout; if another program has the "
         "port, end it, or start all again from a checkpoint"
-        if view.silent
+        if known.silent
         else "If they have finished, they have the result; else start all again from a checkpoint"
     )
-    return TooFew(f"rank {view.rank} {why}, and no rank {found}: {states}. {remedy}", others)
+    return TooFew(f"rank {known.rank} {why}, and no rank {found}: {states}. {remedy}", others)
 
 
-def _too_few(view: View, now: float) -> TooFew:
-    missing = tuple(rank for rank in range(view.world_size) if rank not in view.ready)
-    states = "; ".join(_state(view, rank, _began(view), now) for rank in missing)
-    here = ", ".join(map(str, sorted(view.ready)))
+def _too_few(known: Knowledge, now: float) -> TooFew:
+    missing = tuple(rank for rank in range(known.world_size) if rank not in known.ready)
+    states = "; ".join(_state(known, rank, _began(known), now) for rank in missing)
+    here = ", ".join(map(str, sorted(known.ready)))
     return TooFew(
-        f"{len(view.ready)} of at least {view.min_peers} ranks are here (rank {here}): {states}. "
+        f"{len(known.ready)} of at least {known.min_peers} ranks are here (rank {here}): {states}. "
         "Start what is missing again with rejoin=True, or all from a checkpoint",
         missing,
     )
 
 
-def _state(view: View, rank: int, first: float, now: float) -> str:
-    if rank in view.ready and rank in view.connected:
+def _state(known: Knowledge, rank: int, first: float, now: float) -> str:
+    if rank in known.ready and rank in known.connected:
         return f"rank {rank} is behind as well"
-    if rank in view.silent:
-        since, places = view.silent[rank]
+    if rank in known.silent:
+        since, places = known.silent[rank]
         return (
             f"what listens at {', '.join(places)}, where rank {rank} may be, has not answered for "
             f"{now - max(since, first):.1f} s"
         )
-    if rank in view.connected:
-        blamed = " and does not answer" if _blamed_at(view, rank) < math.inf else ""
+    if rank in known.connected:
+        blamed = " and does not answer" if _blamed_at(known, rank) < math.inf else ""
         return f"rank {rank} lives{blamed}, and has not come for {now - first:.1f} s"
-    return f"rank {rank} has been gone for {now - view.gone.get(rank, first):.1f} s"
+    return f"rank {rank} has been gone for {now - known.gone.get(rank, first):.1f} s"

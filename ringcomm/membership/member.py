@@ -41,7 +41,7 @@ from ..errors import (
 from . import listening
 from .agreement import Agreement
 from .control import Control
-from .decision import NONE_YET, STARTED_AGAIN, Go, History, Ready, Terms
+from .decision import NONE_YET, STARTED_AGAIN, Go, History, Limits, Ready
 from .formation import Formation, FormationError
 from .messages import MAX_NUMBER, MAX_TOKEN
 
@@ -257,7 +257,7 @@ class Membership:
 
     def _open(self, addresses: Sequence[str]) -> Agreement:
         insecure, job = self._config.insecure, job_hash(self._job)
-        terms = Terms(
+        limits = Limits(
             self.rank, self.world_size, self._min_peers, self._grace_s, self._config.timeout
         )
         key = Key.derive(self._secret, job, insecure)
@@ -266,7 +266,7 @@ class Membership:
             for listener in listeners:
                 opened.enter_context(listener)
             self._agreement = Agreement(
-                terms,
+                limits,
                 [listener.getsockname()[:2] for listener in listeners],
                 partial(Control, self.rank, self.world_size, key, job, listeners, self._grace_s),
             )
