@@ -7,7 +7,7 @@ import sys
 
 _USAGE = """\
 usage: python -m ringcomm            what is installed, what this machine offers, and the settings
-       python -m ringcomm jobs       the lanes of your jobs on this host, if they use others, too
+       python -m ringcomm jobs       the connections of your jobs here that span several hosts
        python -m ringcomm explain    which algorithm an all-reduce goes by, and why (--help)
        python -m ringcomm keygen F   make a job secret in file F
        python -m ringcomm.train      the reference trainer (--help for its options)
@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     command, *rest = (sys.argv[1:] if argv is None else argv) or ["info"]
     if command in _WITH_ARGUMENTS:
         return int(importlib.import_module(f".tools.{command}", __package__).main(rest))
-    if command in ("info", "jobs"):
+    if command in ("info", "jobs") and not {"-h", "--help"} & {*rest}:
         if rest:
             print(f"ringcomm: {command} takes no arguments\n{_USAGE}", end="", file=sys.stderr)
             return 2
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 
         print(f"ringcomm {__version__}")
         return 0
-    if command in ("-h", "--help", "help"):
+    if command in ("-h", "--help", "help", "info", "jobs"):
         print(_USAGE, end="")
         return 0
     from .errors import did_you_mean

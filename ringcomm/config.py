@@ -1,6 +1,6 @@
 """Settings: one frozen dataclass, whose fields can be set by environment variables (variable_of).
 
-``names_arguments`` refuses unknown arguments, here and of all public functions; it is in this file
+``names_arguments`` refuses unknown arguments, here and of public constructors; it is in this file
 because it also suggests fields of Config.
 
 Invariants: a value is checked when the Config is made, never later; an argument overrides

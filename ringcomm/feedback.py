@@ -51,8 +51,8 @@ class ErrorFeedback(Residuals):
         for step in range(steps):
             ringcomm.allreduce(gradient, "avg", compression="int4", feedback=feedback)
 
-    A call changes it only if it succeeds, with a finite result. It takes two to two and a half
-    times the memory of the tensor as float32, in host memory. The codec may change from call to
+    A call changes it only if it succeeds, with a finite result. It takes two to 2.7 times
+    the memory of the tensor as float32, in host memory. The codec may change from call to
     call; none, bf16 or fp16 delivers all residuals. It cannot be pickled or copied: see
     ``state_dict``.
     """

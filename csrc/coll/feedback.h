@@ -48,7 +48,7 @@ typedef struct feedback_view {
     int exact_is_zero; /* worker_in is zero in the range `exact` */
 } feedback_view;
 
-/* What a fold has replaced, until it is known whether the work succeeds. */
+/* Values that a fold has replaced, until it is known whether the work succeeds. */
 typedef struct folded {
     float *values; /* the worker's of the range, then the owner's; NULL: nothing was folded */
     feedback_range owned; /* the range */

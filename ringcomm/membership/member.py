@@ -150,7 +150,8 @@ class Membership:
 
     @property
     def comm(self) -> Communicator:
-        """Communicator of the round. Raises NotInitializedError before the first round."""
+        """Communicator of the round. Raises NotInitializedError after close(), and with rejoin
+        before the first round."""
         if self._comm is None:
             raise NotInitializedError("this rank belongs to no communicator: call begin_round")
         return self._comm

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -23,16 +24,17 @@ def _state(port: Interface) -> str:
     return "up" if port.running else "no carrier"
 
 
-def _ports() -> Table:
+def _ports(names: Sequence[str]) -> Table:
     table = Table("interface", "address", "Mbit/s", "state", "used", box=None, pad_edge=False)
     try:
-        chosen = {port.name for port in choose((), single_host=False)}
+        chosen = {port.name for port in choose(names, single_host=False)}
     except ConfigError:
         chosen = set()
     for port in list_interfaces():
         addresses = ", ".join(str(address) for address in port.usable) or "-"
         speed = str(port.mbit_per_s) if port.mbit_per_s else "-"
-        used = "yes" if port.name in chosen else "one host only" if port.loopback else "no"
+        alone = "one host only" if port.loopback and not names else "no"
+        used = "yes" if port.name in chosen else alone
         table.add_row(port.name, addresses, speed, _state(port), used)
     return table
 
@@ -49,31 +51,35 @@ def _settings(config: Config) -> Table:
     return table
 
 
-def main() -> int:
-    """Prints version, kernel sets, CUDA, interfaces and settings; returns 1 where a setting is
-    refused, or a kernel set, codec or secret cannot be used here."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    engine = native.acquire_engine("")
-    sets = [
+def _kernel_sets(wanted: str) -> str:
+    fastest = [name for name, supported in native.kernel_sets() if supported][-1]
+    return ", ".join(
         f"[bold]{name} (chosen)[/bold]"
-        if name == engine.kernel_set
+        if name == (wanted or fastest)
         else name
         if supported
         else f"{name} (not on this CPU)"
         for name, supported in native.kernel_sets()
-    ]
-    native.release_engine("")
+    )
+
+
+def main() -> int:
+    """Prints version, kernel sets, CUDA, interfaces and settings; returns 1 where a setting is
+    refused, or a port, kernel set, codec or secret cannot be used here."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     reason, count = cuda.why_not(), cuda.device_count()
     gpus = f"yes: {count} GPU{'s' if count > 1 else ''}" if reason is None else f"no: {reason}"
     console.print(f"ringcomm {__version__}, Python {sys.version.split()[0]}")
-    console.print(f"kernel sets  {', '.join(sets)}")
     console.print(f"CUDA         {gpus}")
-    console.print(_ports())
     try:
         config = Config()
+        console.print(f"kernel sets  {_kernel_sets(config.kernel_set)}")
+        console.print(_ports(config.interfaces))
         console.print()
         console.print(_settings(config))
         native.require_kernel_set(config.kernel_set)
+        if config.interfaces:
+            choose(config.interfaces, single_host=False)
         of_group(compression_from_env())
         secret.check(config)
     except ConfigError as error:

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from ..api import default_communicator
 from ..bootstrap.join import join_through_store
 from ..communicator import Communicator
-from ..config import Config
+from ..config import Config, variable_of
 from ..core.native import require_kernel_set
 from ..errors import (
     CommTimeoutError,
@@ -32,6 +32,7 @@ from ..errors import (
     NotInitializedError,
     PeerLostError,
     RingcommError,
+    warn_caller,
 )
 from . import detail, stand_in
 from .messaging import Messaging
@@ -63,6 +64,11 @@ def connect(
         BootstrapError: a rank did not come, or could not be reached; its table names the ranks.
     """
     seconds = timeout.total_seconds()
+    if options.config.sources()["timeout"] == variable_of("timeout"):
+        warn_caller(
+            f"{variable_of('timeout')} does not count here: give torch's "
+            "init_process_group(timeout=...)"
+        )
     config = options.config.replaced("torch", timeout=seconds_of(timeout) or 0.001)
     require_kernel_set(config.kernel_set)
     joined = join_through_store(config, rank, size, store, f"torch:{name}", seconds)

@@ -136,7 +136,7 @@ class Options:
             (
                 self.compression == AUTO and (self.method != "gradients" or not self.hook),
                 "--compression auto is for --method gradients by ringcomm's hook; leave out "
-                "--no-hook",
+                + ("--no-hook" if self.method == "gradients" else f"--method {self.method}"),
             ),
         ]
 
@@ -210,8 +210,8 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--optimizer",
         choices=("sgd", "adamw", "muon", "lion", "lamb", "zero-one-adam"),
-        help="default: sgd for ResNet, adamw for ViT and GPT; the last three come "
-        "with --method momentum only",
+        help="default: sgd for ResNet, adamw for ViT and GPT; muon is for these two, "
+        "and the last three come with --method momentum only",
     )
     group.add_argument(
         "--lr",
@@ -248,8 +248,8 @@ def _parser() -> argparse.ArgumentParser:
         "--compression",
         metavar="CODEC",
         help=f"codec on the wire: {names()}; auto: of none, bf16 and int8 the "
-        "gentlest that hides, as it is measured (default: bf16; momentum onebit; "
-        "outer int4; with --backend gloo --no-hook none; not with sparse)",
+        "gentlest that hides, as it is measured, with gradients only (default: bf16; "
+        "momentum onebit; outer int4; with --backend gloo --no-hook none; not with sparse)",
     )
     group.add_argument(
         "--every",

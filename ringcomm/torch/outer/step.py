@@ -258,7 +258,7 @@ class OuterStep(Checkpointed):
             with self._rounds.account.paused():
                 self._rounds.finish_round()
             unsent = self._end_warning.unsent
-            if self._rounds.pace.every is None and unsent:
+            if self._rounds.pace.every is None and unsent and self.comm.world_size > 1:
                 warnings.warn(
                     f"detach() of OuterStep(every=None) without flush(): {unsent} iterations of "
                     "this rank were not exchanged, and the ranks' models differ. Call flush() "
