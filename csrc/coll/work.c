@@ -229,6 +229,7 @@ void work_finish(rc_work *w, rc_result result, const rc_error *error)
     w->finished = clock_ns();
     w->stats.submitted_ns = w->submitted;
     w->stats.finished_ns = w->finished;
+    w->stats.in_memory = w->is_shared;
     if (w->env != NULL) {
         end_borrowing(w);
         operands_destroy(&w->operands, w->env->buffers);

@@ -76,9 +76,13 @@ static int is_hurried(const rc_comm *c, const rc_work *w)
 
 void comm_announce_waiting(rc_comm *c, const rc_work *w)
 {
-    for (int rank = 0; is_hurried(c, w) && rank < c->env.world_size; rank++)
-        if (c->env.links[rank] != NULL)
-            tell(c, c->env.links[rank], w);
+    for (int rank = 0; is_hurried(c, w) && rank < c->env.world_size; rank++) {
+        peer_link *ln = c->env.links[rank];
+        if (ln != NULL && c->shared.hosts == 1)
+            tell(c, ln, w);
+        else if (ln != NULL) /* it is not started, which a call would say */
+            comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, 0, -1);
+    }
 }
 
 /* Returns 1 for three reasons to announce: the peer may have to hold data back until it knows of

@@ -45,6 +45,8 @@ static void start_work(rc_comm *c, rc_work *w)
         return;
     }
     comm_active_add(c, w);
+    if (!(w->flags & FRAME_P2P))
+        c->submitted = w->seq + 1;
     engine_schedule(c->engine, &c->member, w->deadline);
     if (w->matched_later) {
         work_move(w, WORK_UNMATCHED);

@@ -65,6 +65,7 @@ struct rc_comm {
     int leaving;              /* goodbyes are sent as soon as peers have all that they need */
     int has_asked;            /* who is leaving has asked what has come */
     rc_error error;
+    rc_error told;    /* the same as its finder has it, which is passed on */
     int error_origin; /* the rank that found the error */
 
     list inbox; /* under the engine's inbox lock, as are the next numbers */
@@ -77,6 +78,7 @@ struct rc_comm {
     list runnable;            /* works that may have more to send or copy later */
     keyed_queues unmatched; /* receives that are not matched yet, by tag, in order of their calls */
     uint64_t called;        /* collectives started here */
+    uint64_t submitted;     /* collectives that the program has called, those in line included */
     int early_calls;        /* announced calls among the early frames */
     uint64_t history[COMM_HISTORY]; /* fingerprints by seq */
     uint64_t last_tick, trim_at;    /* ns */

@@ -29,8 +29,7 @@ int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
     if (ln->is_told && type != FRAME_ABORT)
         return 0; /* nothing follows the goodbye */
     uint8_t text[FRAME_TEXT_BYTES];
-    uint32_t length =
-        type == FRAME_ABORT ? frame_abort_encode(text, &c->error, c->error_origin) : 0;
+    uint32_t length = type == FRAME_ABORT ? frame_abort_encode(text, &c->told, c->error_origin) : 0;
     out_frame *frame = calloc(1, sizeof *frame + length);
     if (frame == NULL)
         return 0; /* each kind is repeated: a receive's call by comm_announce_again, others by a
@@ -43,15 +42,17 @@ int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
                                    .seq = seq,
                                    .fingerprint = fingerprint,
                                    .length = length};
+    if (type == FRAME_HEARTBEAT)
+        frame->header.fingerprint = c->submitted;
     if (type == FRAME_HEARTBEAT && lane >= 0) {
         frame->header.chunk = told_rate(ln->lanes[lane]);
         frame->header.segment = ln->lanes[lane]->keeps ? told_frames(ln->lanes[lane]) : 0;
     }
     if (type == FRAME_GOODBYE)
         frame->header.segment = (uint32_t)ln->is_owed;
-    if (type == FRAME_ABORT && c->error.rail >= 0 && c->error.lane >= 0) {
-        frame->header.chunk = (uint32_t)c->error.rail + 1;
-        frame->header.segment = (uint32_t)c->error.lane;
+    if (type == FRAME_ABORT && c->told.rail >= 0 && c->told.lane >= 0) {
+        frame->header.chunk = (uint32_t)c->told.rail + 1;
+        frame->header.segment = (uint32_t)c->told.lane;
     }
     return link_control(ln, frame, lane);
 }

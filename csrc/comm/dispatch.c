@@ -136,7 +136,7 @@ static int is_late(const rc_comm *c, const rc_error *theirs, int origin)
     const peer_link *ln = c->env.links[origin];
     return theirs->code == RC_TIMEOUT &&
            (theirs->rank == c->env.rank ||
-            (theirs->rank >= 0 && ln != NULL && ln->called > c->called));
+            (theirs->rank >= 0 && ln != NULL && link_submitted(ln) > c->submitted));
 }
 
 /* Returns the error that another rank has found, from this rank's point of view. */
@@ -173,7 +173,7 @@ static rc_result end_abort(rc_comm *c, const lane *l, const frame_header *h)
         origin = l->peer;
     rc_error error = seen_from_here(c, &theirs, origin);
     comm_check_closed(c);
-    comm_fail_by(c, &error, origin);
+    comm_fail_by(c, &error, &theirs, origin);
     return RC_ABORTED;
 }
 

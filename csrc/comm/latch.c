@@ -34,15 +34,16 @@ void comm_finish_complete(rc_comm *c, rc_work *w)
 
 void comm_fail(rc_comm *c, const rc_error *error)
 {
-    comm_fail_by(c, error, c->env.rank);
+    comm_fail_by(c, error, error, c->env.rank);
 }
 
-void comm_fail_by(rc_comm *c, const rc_error *error, int origin)
+void comm_fail_by(rc_comm *c, const rc_error *error, const rc_error *told, int origin)
 {
     if (c->state != COMM_RUNNING)
         return;
     comm_move(c, COMM_FAILING);
     c->error = *error;
+    c->told = *told;
     c->error_origin = origin;
     engine_settle_later(c->engine);
 }

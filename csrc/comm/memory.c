@@ -97,9 +97,9 @@ int comm_start_shared(rc_comm *c, rc_work *w)
     wait_in_line(c, w);
     if (hosts == 1) {
         (void)comm_note_call(c, w);
-        if (!is_first)
-            comm_announce_waiting(c, w);
     }
+    if (hosts > 1 || !is_first)
+        comm_announce_waiting(c, w);
     /* On one host these can only be calls, which nobody looks at again. */
     rc_result result = hosts == 1 ? comm_unexpected_replay(c, w) : comm_unexpected_check(c, w);
     if (result == RC_OK)

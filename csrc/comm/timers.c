@@ -4,28 +4,37 @@
 #include "../base/clock.h"
 #include "inside.h"
 
-/* Writes "2, 3", the peers that have not called collective seq ("" if all have), and returns the
- * first of them, or -1. */
+/* Writes "rank 2 has" or "ranks 2, 3 have", the peers whose programs have not called collective seq
+ * ("" if all have), and returns the first of them, or -1. */
 static int list_missing(const rc_comm *c, uint64_t seq, char *text, size_t size)
 {
-    int first = -1;
+    enum { REST = 32 };
+    char list[160];
+    int first = -1, count = 0, left_out = 0;
     size_t used = 0;
-    text[0] = '\0';
+    text[0] = list[0] = '\0';
     for (int rank = 0; rank < c->env.world_size; rank++) {
         const peer_link *ln = c->env.links[rank];
-        if (ln == NULL || ln->called > seq || used + 16 > size)
+        if (ln == NULL || link_submitted(ln) > seq)
             continue;
-        used += (size_t)snprintf(text + used, size - used, "%s%d", used ? ", " : "", rank);
-        if (first < 0)
-            first = rank;
+        first = count++ == 0 ? rank : first;
+        if (used + REST > sizeof list)
+            left_out++;
+        else
+            used +=
+                (size_t)snprintf(list + used, sizeof list - used, "%s%d", used ? ", " : "", rank);
     }
+    if (left_out > 0)
+        snprintf(list + used, sizeof list - used, " and %d more", left_out);
+    if (count > 0)
+        snprintf(text, size, count > 1 ? "ranks %s have" : "rank %s has", list);
     return first;
 }
 
 static void time_out(rc_comm *c, const rc_work *w)
 {
     double seconds = w->call.timeout_ms * 1e-3;
-    char missing[160], unacked[320];
+    char missing[192], unacked[320];
     comm_list_unacked(c, unacked, sizeof unacked);
     if (w->call.root == RC_ANY_SOURCE) {
         comm_fail_text(c, RC_TIMEOUT, -1, "no send by any rank within %.3g s", seconds);
@@ -42,8 +51,7 @@ static void time_out(rc_comm *c, const rc_work *w)
     if (first >= 0)
         comm_fail_text(
             c, RC_TIMEOUT, first,
-            "not complete within the timeout of %.3g s, and rank %s has not called it as far as is "
-            "known%s",
+            "not complete within the timeout of %.3g s, and %s not called it as far as is known%s",
             seconds, missing, unacked);
     else
         comm_fail_text(c, RC_TIMEOUT, -1,

@@ -88,7 +88,8 @@ typedef enum rc_op { RC_SUM = 0, RC_AVG = 1, RC_MIN = 2, RC_MAX = 3, RC_PROD = 4
 /* Encoding of elements on the wire. All but RC_CODEC_NONE take RC_F32 and RC_F64 tensors. Those
  * from RC_CODEC_INT8 on quantise: they take RC_SUM and RC_AVG, in an all-reduce, reduce-scatter or
  * all-gather, and can make up for what they lose (rc_feedback). A NaN or infinity anywhere makes
- * the whole result NaN, on every rank. */
+ * the whole result NaN, on every rank (of a reduce-scatter: on the ranks that have it in what they
+ * send or get). */
 typedef enum rc_codec {
     RC_CODEC_NONE = 0,
     RC_CODEC_BF16 = 1,
@@ -445,6 +446,7 @@ typedef struct rc_work_stats {
     uint64_t sent_bytes;    /* payload of its frames over links, after compression */
     uint64_t shared_bytes;  /* put into memory that the ranks of a host share */
     uint64_t rail_bytes[8]; /* sent over each rail, with frame headers; [7]: and all further ones */
+    int in_memory;          /* 1: it went through that memory, among hosts over links, too */
 } rc_work_stats;
 
 /* Writes the statistics of a work; while it is in flight all but submitted_ns is 0. */

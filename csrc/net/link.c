@@ -81,8 +81,9 @@ void link_learn(peer_link *ln, const frame_header *h)
     } else if (h->type <= FRAME_CALL && !(h->flags & FRAME_P2P)) {
         if (h->seq >= ln->called)
             ln->called = h->seq + 1;
-    } else if (h->type == FRAME_HEARTBEAT && h->seq > ln->called) {
-        ln->called = h->seq;
+    } else if (h->type == FRAME_HEARTBEAT) {
+        ln->called = h->seq > ln->called ? h->seq : ln->called;
+        ln->submitted = h->fingerprint > ln->submitted ? h->fingerprint : ln->submitted;
     }
     for (int send = 0; send < 2; send++)
         while (held_first(&ln->held, send) != NULL &&

@@ -50,7 +50,8 @@ typedef struct peer_link {
     uint64_t queued; /* bytes in queue */
     held_frames held;
 
-    uint64_t called;            /* the peer has called all collectives below this seq */
+    uint64_t called;            /* the peer has started all collectives below this seq */
+    uint64_t submitted;         /* its program has called those below this seq, or below called */
     tag_table receives_posted;  /* receives that the peer has called for this rank's sends, below
                                    these numbers; under the engine's lock, as is the next */
     tag_table sends_held;       /* sends that the peer holds back for want of credit, below these
@@ -106,6 +107,11 @@ int link_is_left(const peer_link *ln);
 int link_has_lost(const peer_link *ln);
 /* Notes what a frame of the peer says about its calls and its consumption. */
 void link_learn(peer_link *ln, const frame_header *h);
+/* Returns the seq below which the peer's program has called all collectives, as far as is known. */
+static inline uint64_t link_submitted(const peer_link *ln)
+{
+    return ln->submitted > ln->called ? ln->submitted : ln->called;
+}
 /* Returns 1 if the peer has told that it holds back the send of this name. */
 int link_awaits_send(const peer_link *ln, uint64_t name);
 /* Returns 1 if this rank's consumption should be reported, before the peer runs out of credit. */

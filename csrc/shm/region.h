@@ -8,7 +8,8 @@
  * It goes through these stages in each lap, and publishes how many laps it has done of each:
  *
  *   CONTRIBUTED  my contribution lies in its slot
- *   JOINED       I have read all contributions, and my result lies in its slot
+ *   JOINED       I have read all contributions
+ *   RESULTED     my result lies in its slot
  *   COLLECTED    I have read all results
  *
  * So a slot of contributions is free again when all have joined that lap, and one of results when

@@ -27,7 +27,6 @@ from .settings_exchange import Fields, exchange_round
 MOST_RANKS = 64
 """Most ranks of one host that share memory; REGION_MAX_RANKS in the core."""
 _PREFIX = "/memfd:ringcomm-"
-_BYTES_PER_RANK = 1 << 20  # more than the core's region has
 _log = logging.getLogger("ringcomm")
 
 
@@ -126,7 +125,7 @@ def _open(handle: Handle, files: contextlib.ExitStack) -> tuple[int | None, str]
 def _lack_of_room(ranks: int) -> str:
     """Tries to map as much memory as the core will; returns the reason why this process cannot,
     or "". Once the core maps it, it is too late to do without shared memory."""
-    size = ranks * _BYTES_PER_RANK
+    size = (ranks + 1 << 20) + ranks * (8 << 10)  # not less than the core's region has
     try:
         with open(os.memfd_create("ringcomm-room", os.MFD_CLOEXEC), "wb") as file:
             os.ftruncate(file.fileno(), size)

@@ -234,7 +234,8 @@ class Timeline:
         }
         if error is not None:
             args["error"] = f"{type(error).__name__}: {error}"
-        where = "in shared memory" if stats.shared_bytes > stats.sent_bytes else "on the wire"
+        is_shared = stats.in_memory and stats.shared_bytes >= stats.sent_bytes
+        where = "in shared memory" if is_shared else "on the wire"
         over = stats.finished_ns or time.monotonic_ns()
         started = min(stats.started_ns or over, over)
         self._file.write(

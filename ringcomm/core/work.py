@@ -123,6 +123,8 @@ class WorkStats:
         shared_bytes: bytes put into the memory that ranks of one host share.
         rail_bytes: bytes sent by each rail, in rail order, with frame headers. The eighth stands
             for all further ones.
+        in_memory: whether it went through the memory that ranks of one host share; among hosts it
+            went over links, too.
     """
 
     submitted_ns: int = 0
@@ -131,6 +133,7 @@ class WorkStats:
     sent_bytes: int = 0
     shared_bytes: int = 0
     rail_bytes: tuple[int, ...] = ()
+    in_memory: bool = False
 
 
 class Work:
@@ -298,6 +301,7 @@ class Work:
             stats.sent_bytes,
             stats.shared_bytes,
             tuple(stats.rail_bytes)[:rails],
+            bool(stats.in_memory),
         )
 
     def _poll(self, timeout_ms: int) -> int:
