@@ -74,7 +74,7 @@ def test_each_rank_tells_of_all_its_works(tmp_path: Path, shared: bool) -> None:
         assert len(whole) == 3
         assert len(spans(events, "broadcast(f32[100000])")) == 1
         assert 3 * len(waiting) == len(named(events, "b", "")) == len(named(events, "e", ""))
-        assert len(moving) >= 3
+        assert len(moving) >= 3 + shared  # by a broadcast, which a receiver puts nothing into
         for (called, ended), (begun, started) in zip(whole, waiting, strict=False):
             assert called == begun <= started < ended
         over = [event for event in named(events, "e", "") if "args" in event]

@@ -139,15 +139,10 @@ static int is_late(const rc_comm *c, const rc_error *theirs, int origin)
             (theirs->rank >= 0 && ln != NULL && link_submitted(ln) > c->submitted));
 }
 
-/* Returns the error that another rank has found, from this rank's point of view. */
-static rc_error seen_from_here(const rc_comm *c, const rc_error *theirs, int origin)
+/* Returns the error of a rank that another one has given up waiting for. */
+static rc_error of_who_is_late(const rc_error *theirs, int origin)
 {
-    rc_error error = *theirs;
-    int is_of_two = theirs->code == RC_MISMATCH || theirs->lane >= 0;
-    if (is_of_two && theirs->rank == c->env.rank)
-        error.rank = origin; /* two calls differ, or a lane has two ends: each names the other */
-    if (!is_late(c, theirs, origin))
-        return error;
+    rc_error error;
     error_clear(&error);
     error_set(&error, RC_TIMEOUT, "rank %d gave up waiting for this rank, and said: \"%.400s\"",
               origin, theirs->message);
@@ -171,7 +166,10 @@ static rc_result end_abort(rc_comm *c, const lane *l, const frame_header *h)
         theirs.rank = l->peer;
     if (origin < 0 || origin >= c->env.world_size || origin == c->env.rank)
         origin = l->peer;
-    rc_error error = seen_from_here(c, &theirs, origin);
+    int late = is_late(c, &theirs, origin), of_two = theirs.code == RC_MISMATCH || theirs.lane >= 0;
+    if (of_two && theirs.rank == c->env.rank)
+        theirs.rank = origin; /* two calls differ, or a lane has two ends: each names the other */
+    rc_error error = late ? of_who_is_late(&theirs, origin) : theirs;
     comm_check_closed(c);
     comm_fail_by(c, &error, &theirs, origin);
     return RC_ABORTED;

@@ -96,6 +96,7 @@ static void close_fixture(fixture *f)
             free(held_pop(&f->link.held, send));
     held_destroy(&f->link.held);
     tags_destroy(&f->link.receives_posted);
+    tags_destroy(&f->link.sends_held);
     for (int i = 0; i < f->link.lane_count; i++)
         lane_close(f->lanes[i]);
     engine_quiesce(f->engine);

@@ -34,6 +34,40 @@ static void deadlines_name_who_is_missing(void)
     }
 }
 
+/* Rank 3 of 6 on three hosts is late: its neighbour on the host, whose call waits for it in the
+ * memory, is not. By calls that are announced, and by heartbeats. */
+static void who_is_late_among_hosts_is_told_from_its_host(void)
+{
+    for (int hurried = 0; hurried < 2; hurried++) {
+        float data[6][300];
+        world *w = world_open((world_options){.size = 6,
+                                              .memory = 1,
+                                              .hosts = 3,
+                                              .engines = 1,
+                                              .heartbeat_ms = hurried ? 20000 : 20,
+                                              .peer_timeout_ms = 60000});
+        rc_work *works[6] = {NULL};
+        rc_error error;
+        for (int rank = 0; rank < 6; rank++) {
+            rc_call call = small_call(RC_ALLREDUCE, data[rank], 300);
+            call.timeout_ms = hurried || rank == 0 ? 400 : 30000;
+            if (rank != 3)
+                works[rank] = submit(w->comms[rank], &call);
+        }
+        for (int rank = 0; rank < 6; rank++) {
+            if (rank == 3)
+                continue;
+            CHECK_EQ(outcome(works[rank], &error), RC_TIMEOUT);
+            CHECK_EQ(error.rank, 3);
+            if (!CHECK(strstr(error.message, "not complete within") == error.message &&
+                       strstr(error.message, "rank 3 has not called it") != NULL))
+                fprintf(stderr, "the error is: %s\n", error.message);
+            rc_work_free(works[rank]);
+        }
+        world_close(w);
+    }
+}
+
 /* The deadline of a work that has others before it: what they wait for says nothing of who has
  * called this one. */
 static void a_deadline_behind_other_works(void)
@@ -253,6 +287,8 @@ int main(void)
 {
     static const check_test tests[] = {
         {"deadlines_name_who_is_missing", deadlines_name_who_is_missing},
+        {"who_is_late_among_hosts_is_told_from_its_host",
+         who_is_late_among_hosts_is_told_from_its_host},
         {"a_deadline_behind_other_works", a_deadline_behind_other_works},
         {"mismatches", mismatches},
         {"a_different_order", a_different_order},
