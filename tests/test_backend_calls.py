@@ -230,6 +230,16 @@ def test_a_forked_child_leaves_with_a_call_in_flight() -> None:
     two_ranks(body)
 
 
+def test_a_timeout_of_the_environment_is_said_not_to_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RINGCOMM_TIMEOUT", "7")
+    with pytest.warns(UserWarning, match="RINGCOMM_TIMEOUT does not count here"):
+        comm = connect(dist.HashStore(), 0, 1, datetime.timedelta(0, 9), Options(), "group")
+    with comm:
+        assert comm.config.timeout == 9
+
+
 def test_a_kernel_set_that_is_not_here_is_refused_before_ranks_meet() -> None:
     with pytest.raises(ConfigError, match="kernel_set='mmx'"):
         connect(

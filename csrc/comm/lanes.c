@@ -340,9 +340,10 @@ static void judge_lane(rc_comm *c, lane *l, uint64_t now)
     error_clear(&why);
     error_set(&why, RC_PEER_LOST, "%s is dark: %s%s, while rank %d lives. %s",
               comm_name_lane(c, l, name, sizeof name), in, out, l->peer,
-              whole_port ? "So are the lanes of this port to all other ranks: look at its cable, "
-                           "switch port, address and firewall"
-                         : "Look at both ports' cables, switch ports, addresses and firewalls");
+              whole_port
+                  ? "So are the lanes of this port to all other ranks: look at its cable, "
+                    "switch port, address and firewall"
+                  : "Look at both ports' cables, switch ports, addresses, MTUs and firewalls");
     why.rank = whole_port ? c->env.rank : l->peer;
     comm_lose_lane(c, l, &why);
 }

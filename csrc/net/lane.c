@@ -590,7 +590,8 @@ void lane_reset(lane *ln, uint32_t made)
     ln->in_payload = ln->tx_closed = ln->is_fast = 0;
     ln->is_settled = ln->is_told = 0;
     error_clear(&ln->error);
-    ln->health = (lane_health){.port = ln->health.port};
+    uint64_t sent = ln->out.sent_bytes, now = clock_ns(); /* what was given up counts as acked */
+    ln->health = (lane_health){.port = ln->health.port, .marks = {sent, sent}, .times = {now, now}};
     ln->backlog = 0;
 }
 
