@@ -30,7 +30,8 @@ from ringcomm.train.__main__ import main  # noqa: E402
 from ringcomm.train.command_line import Options, _parser, parse  # noqa: E402
 from ringcomm.train.data import TextWindows, load, stratified_split  # noqa: E402
 from ringcomm.train.distributed import World  # noqa: E402
-from ringcomm.train.engine import Engine  # noqa: E402
+from ringcomm.train.engine import Engine, StepRecord  # noqa: E402
+from ringcomm.train.methods import Method  # noqa: E402
 from ringcomm.train.progress import Progress  # noqa: E402
 from ringcomm.train.run import Run, train  # noqa: E402
 
@@ -475,6 +476,24 @@ def test_the_report_of_one_process(tmp_path: Path, capsys: pytest.CaptureFixture
     out = capsys.readouterr().out
     assert "held-out accuracy" in out
     assert "\x1b" not in out
+
+
+def test_all_figures_are_means_over_the_latest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as the hook remembers. Step n takes n seconds, in which others are waited for."""
+    step, waited = Engine.train_step, [0.0]
+
+    def slow(engine: Engine, number: int, *rest: Any) -> StepRecord:
+        waited[0] += number
+        return dataclasses.replace(step(engine, number, *rest), step_s=number, input_s=0.0)
+
+    monkeypatch.setattr(Engine, "train_step", slow)
+    monkeypatch.setattr(Method, "totals", lambda _: {"exposed_s": waited[0]})
+    for remembered, measured in ((6, range(14, 20)), (1000, range(5, 20))):
+        monkeypatch.setattr("ringcomm.train.run.KEPT", remembered)
+        report = train(small(steps=20), World())
+        assert report["measured_steps"] == len(measured)
+        mean = pytest.approx(sum(measured) / len(measured))
+        assert (report["step_s"], report["exposed_s"]) == (mean, mean)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_spoils_nothing(
