@@ -381,6 +381,27 @@ def test_a_checkpoint_of_another_run_or_damaged_is_refused(tmp_path: Path) -> No
             train(dataclasses.replace(options, resume=True), World())
 
 
+def test_a_run_goes_on_with_the_settings_that_shape_its_curve(
+    image_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A checkpoint of an earlier version lacks some of them, and loads."""
+    images: dict[str, Any] = {"data": f"folder:{image_folder}", "image_size": 8, "batch": 4}
+    for named, own, changes in (
+        ("--image-size = 8, this run has 16", images, {"image_size": 16}),
+        ("--every = 7, this run has 9", {"method": "outer", "every": 7}, {"every": 9}),
+    ):
+        path = tmp_path_factory.mktemp("kept") / "checkpoint.pt"
+        options = small(steps=2, checkpoint=str(path.parent), **own)
+        train(options, World())
+        again = dataclasses.replace(options, resume=True)
+        with pytest.raises(ConfigError, match=named):
+            train(dataclasses.replace(again, **changes), World())
+        state = torch.load(path, weights_only=True)
+        del state["settings"][named.partition(" ")[0]]
+        torch.save(state, path)
+        train(again, World())
+
+
 # ---- the report and the log ----
 
 

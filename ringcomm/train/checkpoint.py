@@ -87,7 +87,8 @@ def open_folder(folder: Path, resume: bool) -> bytes:
 def read(content: bytes, settings: dict[str, Any]) -> State:
     """Read the State in the bytes of a file.
 
-    Raises ConfigError if they are damaged, or the run that wrote them had other settings.
+    Raises ConfigError if they are damaged, or the run that wrote them had other settings. A setting
+    that an earlier version did not save fits.
     """
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
@@ -99,7 +100,7 @@ def read(content: bytes, settings: dict[str, Any]) -> State:
             f"the checkpoint has format {state['format']}; this version reads {FORMAT}"
         )
     for name, value in settings.items():
-        if (before := state["settings"].get(name)) != value:
+        if (before := state["settings"].get(name, value)) != value:
             raise ConfigError(
                 f"the checkpoint was written with {name} = {before}, this run has {value}; resume "
                 "with the same"

@@ -218,6 +218,8 @@ class Run:
             "--method": options.method,
             "--optimizer": optimizer,
             "--lr": rate,
+            "--image-size": options.image_size,
+            "--every": options.every,
             "number of steps": self.steps,
             "crc of --data": self.data.fingerprint,
         }
