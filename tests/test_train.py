@@ -331,6 +331,23 @@ def test_resuming_a_finished_run_only_evaluates(tmp_path: Path) -> None:
     assert "step_s" not in again
 
 
+def test_a_run_that_would_lose_what_the_ranks_have_left_is_refused(tmp_path: Path) -> None:
+    """A finished run has none to go on with, and that of "auto" measures anew."""
+    path = tmp_path / "checkpoint.pt"
+    options = small(steps=3, checkpoint=str(tmp_path))
+    train(options, World())
+    state, again = torch.load(path, weights_only=True), dataclasses.replace(options, resume=True)
+    common: dict[str, Any] = {"format": 1, "steps": 2}
+    for own in ({"pace": {"means": {}}}, {"feedback": {}}, {"policy": {}, "feedback": {}}):
+        torch.save({**state, "method": {**common, **own}}, path)
+        train(again, World())
+        torch.save({**state, "step": 2, "method": {**common, **own}}, path)
+        with pytest.raises(ConfigError, match="lose; resume with two ranks or more"):
+            train(again, World())
+    torch.save({**state, "step": 2, "method": {**common, "policy": {"codec": "int8"}}}, path)
+    train(again, World())
+
+
 def test_resuming_where_nothing_is_starts_a_run(tmp_path: Path) -> None:
     train(small(steps=2, checkpoint=str(tmp_path / "new" / "folder"), resume=True), World())
     assert (tmp_path / "new" / "folder" / "checkpoint.pt").is_file()

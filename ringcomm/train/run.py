@@ -70,8 +70,8 @@ class Run:
         self.engine = Engine(model, dataclasses.replace(options, steps=self.steps), world)
         state = self._restore()
         self.engine.method.connect()
-        if state:
-            self.engine.method.load_state_dict(state)
+        if state and self.step < self.steps:
+            world.agree(lambda: self.engine.method.load_state_dict(state))
         self._records: list[StepRecord] = []
         self._reported = self.step
         left = self.steps - self.step
