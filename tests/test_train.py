@@ -166,8 +166,10 @@ def test_an_image_folder_may_bring_its_own_split(image_folder: Path) -> None:
     assert data.sizes == {"train": 16, "held_out": 4}
 
 
-def test_a_damaged_image_is_named(image_folder: Path) -> None:
-    (image_folder / "dark" / "0.png").write_bytes(b"no image")
+@pytest.mark.parametrize("content", [b"no image", b"P6 2* 3 255\n", b"P6 99999 99999 255\n"])
+def test_a_damaged_image_is_named(content: bytes, image_folder: Path) -> None:
+    """Pillow raises ValueError for a size that is no number, and its own error for a large one."""
+    (image_folder / "dark" / "0.png").write_bytes(content)
     data = load(Options(data=f"folder:{image_folder}"))
 
     def read_all() -> None:

@@ -151,12 +151,12 @@ class ImageFolder(Data):
         return torch.stack(list(images)), torch.tensor([label for _, label in chosen])
 
     def _read(self, path: Path) -> Tensor:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
 
         try:
             with Image.open(path) as image:
                 small = image.convert("RGB").resize((self._side, self._side))
-        except (OSError, UnidentifiedImageError) as error:
+        except Exception as error:  # Pillow's readers raise SyntaxError, ValueError and others
             raise ConfigError(f"{path} cannot be read as an image ({error}); remove it") from None
         pixels = torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8)
         return pixels.reshape(self._side, self._side, 3).permute(2, 0, 1).float() / 127.5 - 1
