@@ -180,6 +180,12 @@ def test_a_damaged_image_is_named(content: bytes, image_folder: Path) -> None:
         read_all()
 
 
+def test_a_file_that_is_not_there_is_named(image_folder: Path) -> None:
+    (image_folder / "dark" / "10.png").symlink_to("/none.png")
+    with pytest.raises(ConfigError, match=r"cannot be read: .*dark/10\.png"):
+        load(Options(data=f"folder:{image_folder}"))
+
+
 # ---- models and optimizers ----
 
 

@@ -66,18 +66,21 @@ class Data(ABC):
 def load(options: Options) -> Data:
     """Load the data that ``--data`` names.
 
-    Raises ConfigError for an unknown source, a missing library or path, or a set too small to
-    split.
+    Raises ConfigError for an unknown source, a missing library or path, a file that cannot be read,
+    or a set too small to split.
     """
     source, _, argument = options.data.partition(":")
-    if source == "digits" and not argument:
-        return _digits()
-    if source == "stdlib-text":
-        return TextWindows(_stdlib_text(argument), _CONTEXT)
-    if source == "folder" and argument:
-        return ImageFolder(Path(argument), options.image_size)
-    if source == "synthetic" and argument:
-        return _synthetic(argument)
+    try:
+        if source == "digits" and not argument:
+            return _digits()
+        if source == "stdlib-text":
+            return TextWindows(_stdlib_text(argument), _CONTEXT)
+        if source == "folder" and argument:
+            return ImageFolder(Path(argument), options.image_size)
+        if source == "synthetic" and argument:
+            return _synthetic(argument)
+    except OSError as error:
+        raise ConfigError(f"--data {options.data} cannot be read: {error}") from None
     raise ConfigError(
         f"--data {options.data} is unknown; give digits, stdlib-text, folder:PATH or "
         "synthetic:3x32x32,10"
