@@ -400,7 +400,8 @@ def test_a_checkpoint_of_another_run_or_damaged_is_refused(tmp_path: Path) -> No
         train(dataclasses.replace(options, resume=True, lr=0.5), World())
     path = tmp_path / "checkpoint.pt"
     whole = path.read_bytes()
-    for content in (b"", whole[:100], whole[: len(whole) // 2], b"x" * 100):
+    renamed, empty = whole.replace(b"settings", b"settimgs"), b"\x80\x02."
+    for content in (b"", whole[:100], whole[: len(whole) // 2], b"x" * 100, renamed, empty):
         path.write_bytes(content)
         with pytest.raises(ConfigError, match="damaged"):
             train(dataclasses.replace(options, resume=True), World())
