@@ -30,7 +30,8 @@ from ringcomm.train.__main__ import main  # noqa: E402
 from ringcomm.train.command_line import Options, _parser, parse  # noqa: E402
 from ringcomm.train.data import TextWindows, load, stratified_split  # noqa: E402
 from ringcomm.train.distributed import World  # noqa: E402
-from ringcomm.train.engine import Engine  # noqa: E402
+from ringcomm.train.engine import Engine, StepRecord  # noqa: E402
+from ringcomm.train.methods import Method  # noqa: E402
 from ringcomm.train.progress import Progress  # noqa: E402
 from ringcomm.train.run import Run, train  # noqa: E402
 
@@ -165,8 +166,10 @@ def test_an_image_folder_may_bring_its_own_split(image_folder: Path) -> None:
     assert data.sizes == {"train": 16, "held_out": 4}
 
 
-def test_a_damaged_image_is_named(image_folder: Path) -> None:
-    (image_folder / "dark" / "0.png").write_bytes(b"no image")
+@pytest.mark.parametrize("content", [b"no image", b"P6 2* 3 255\n", b"P6 99999 99999 255\n"])
+def test_a_damaged_image_is_named(content: bytes, image_folder: Path) -> None:
+    """Pillow raises ValueError for a size that is no number, and its own error for a large one."""
+    (image_folder / "dark" / "0.png").write_bytes(content)
     data = load(Options(data=f"folder:{image_folder}"))
 
     def read_all() -> None:
@@ -175,6 +178,12 @@ def test_a_damaged_image_is_named(image_folder: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"dark/0\.png cannot be read"):
         read_all()
+
+
+def test_a_file_that_is_not_there_is_named(image_folder: Path) -> None:
+    (image_folder / "dark" / "10.png").symlink_to("/none.png")
+    with pytest.raises(ConfigError, match=r"cannot be read: .*dark/10\.png"):
+        load(Options(data=f"folder:{image_folder}"))
 
 
 # ---- models and optimizers ----
@@ -330,6 +339,23 @@ def test_resuming_a_finished_run_only_evaluates(tmp_path: Path) -> None:
     assert "step_s" not in again
 
 
+def test_a_run_that_would_lose_what_the_ranks_have_left_is_refused(tmp_path: Path) -> None:
+    """A finished run has none to go on with, and that of "auto" measures anew."""
+    path = tmp_path / "checkpoint.pt"
+    options = small(steps=3, checkpoint=str(tmp_path))
+    train(options, World())
+    state, again = torch.load(path, weights_only=True), dataclasses.replace(options, resume=True)
+    common: dict[str, Any] = {"format": 1, "steps": 2}
+    for own in ({"pace": {"means": {}}}, {"feedback": {}}, {"policy": {}, "feedback": {}}):
+        torch.save({**state, "method": {**common, **own}}, path)
+        train(again, World())
+        torch.save({**state, "step": 2, "method": {**common, **own}}, path)
+        with pytest.raises(ConfigError, match="lose; resume with two ranks or more"):
+            train(again, World())
+    torch.save({**state, "step": 2, "method": {**common, "policy": {"codec": "int8"}}}, path)
+    train(again, World())
+
+
 def test_resuming_where_nothing_is_starts_a_run(tmp_path: Path) -> None:
     train(small(steps=2, checkpoint=str(tmp_path / "new" / "folder"), resume=True), World())
     assert (tmp_path / "new" / "folder" / "checkpoint.pt").is_file()
@@ -374,10 +400,32 @@ def test_a_checkpoint_of_another_run_or_damaged_is_refused(tmp_path: Path) -> No
         train(dataclasses.replace(options, resume=True, lr=0.5), World())
     path = tmp_path / "checkpoint.pt"
     whole = path.read_bytes()
-    for content in (b"", whole[:100], whole[: len(whole) // 2], b"x" * 100):
+    renamed, empty = whole.replace(b"settings", b"settimgs"), b"\x80\x02."
+    for content in (b"", whole[:100], whole[: len(whole) // 2], b"x" * 100, renamed, empty):
         path.write_bytes(content)
         with pytest.raises(ConfigError, match="damaged"):
             train(dataclasses.replace(options, resume=True), World())
+
+
+def test_a_run_goes_on_with_the_settings_that_shape_its_curve(
+    image_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A checkpoint of an earlier version lacks some of them, and loads."""
+    images: dict[str, Any] = {"data": f"folder:{image_folder}", "image_size": 8, "batch": 4}
+    for named, own, changes in (
+        ("--image-size = 8, this run has 16", images, {"image_size": 16}),
+        ("--every = 7, this run has 9", {"method": "outer", "every": 7}, {"every": 9}),
+    ):
+        path = tmp_path_factory.mktemp("kept") / "checkpoint.pt"
+        options = small(steps=2, checkpoint=str(path.parent), **own)
+        train(options, World())
+        again = dataclasses.replace(options, resume=True)
+        with pytest.raises(ConfigError, match=named):
+            train(dataclasses.replace(again, **changes), World())
+        state = torch.load(path, weights_only=True)
+        del state["settings"][named.partition(" ")[0]]
+        torch.save(state, path)
+        train(again, World())
 
 
 # ---- the report and the log ----
@@ -475,6 +523,24 @@ def test_the_report_of_one_process(tmp_path: Path, capsys: pytest.CaptureFixture
     out = capsys.readouterr().out
     assert "held-out accuracy" in out
     assert "\x1b" not in out
+
+
+def test_all_figures_are_means_over_the_latest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as the hook remembers. Step n takes n seconds, in which others are waited for."""
+    step, waited = Engine.train_step, [0.0]
+
+    def slow(engine: Engine, number: int, *rest: Any) -> StepRecord:
+        waited[0] += number
+        return dataclasses.replace(step(engine, number, *rest), step_s=number, input_s=0.0)
+
+    monkeypatch.setattr(Engine, "train_step", slow)
+    monkeypatch.setattr(Method, "totals", lambda _: {"exposed_s": waited[0]})
+    for remembered, measured in ((6, range(14, 20)), (1000, range(5, 20))):
+        monkeypatch.setattr("ringcomm.train.run.KEPT", remembered)
+        report = train(small(steps=20), World())
+        assert report["measured_steps"] == len(measured)
+        mean = pytest.approx(sum(measured) / len(measured))
+        assert (report["step_s"], report["exposed_s"]) == (mean, mean)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_spoils_nothing(

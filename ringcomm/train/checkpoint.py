@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import pickle
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -87,19 +86,18 @@ def open_folder(folder: Path, resume: bool) -> bytes:
 def read(content: bytes, settings: dict[str, Any]) -> State:
     """Read the State in the bytes of a file.
 
-    Raises ConfigError if they are damaged, or the run that wrote them had other settings.
+    Raises ConfigError if they are damaged, or the run that wrote them had other settings. A setting
+    that an earlier version did not save fits.
     """
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        known = state["format"] == FORMAT
-    except (RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError):
+        number, written = state["format"], dict(state["settings"])
+    except Exception:  # torch.load raises IndexError, struct.error and others
         raise ConfigError("the checkpoint is damaged; remove it or restore a copy") from None
-    if not known:
-        raise ConfigError(
-            f"the checkpoint has format {state['format']}; this version reads {FORMAT}"
-        )
+    if number != FORMAT:
+        raise ConfigError(f"the checkpoint has format {number}; this version reads {FORMAT}")
     for name, value in settings.items():
-        if (before := state["settings"].get(name)) != value:
+        if (before := written.get(name, value)) != value:
             raise ConfigError(
                 f"the checkpoint was written with {name} = {before}, this run has {value}; resume "
                 "with the same"

@@ -178,7 +178,10 @@ def _parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("model and data")
     group.add_argument("--model", metavar="NAME", help="network, see below (default: resnet8)")
     group.add_argument(
-        "--data", metavar="SOURCE", help="see below (default: digits, or stdlib-text for a gpt)"
+        "--data",
+        type=_text,
+        metavar="SOURCE",
+        help="see below (default: digits, or stdlib-text for a gpt)",
     )
     group.add_argument(
         "--image-size",
@@ -268,6 +271,7 @@ def _parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("checkpoints and log")
     group.add_argument(
         "--checkpoint",
+        type=_text,
         metavar="DIR",
         help="keep DIR/checkpoint.pt, written by rank 0 at the end of the run",
     )
@@ -283,6 +287,13 @@ def _parser() -> argparse.ArgumentParser:
         "--log-file", metavar="FILE", help="append JSON lines: one object per step, then the report"
     )
     return parser
+
+
+def _text(text: str) -> str:
+    """Return a text that is not empty: an empty one would count as not given."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; give a value, or leave it out")
+    return text
 
 
 def _number(

@@ -66,18 +66,21 @@ class Data(ABC):
 def load(options: Options) -> Data:
     """Load the data that ``--data`` names.
 
-    Raises ConfigError for an unknown source, a missing library or path, or a set too small to
-    split.
+    Raises ConfigError for an unknown source, a missing library or path, a file that cannot be read,
+    or a set too small to split.
     """
     source, _, argument = options.data.partition(":")
-    if source == "digits" and not argument:
-        return _digits()
-    if source == "stdlib-text":
-        return TextWindows(_stdlib_text(argument), _CONTEXT)
-    if source == "folder" and argument:
-        return ImageFolder(Path(argument), options.image_size)
-    if source == "synthetic" and argument:
-        return _synthetic(argument)
+    try:
+        if source == "digits" and not argument:
+            return _digits()
+        if source == "stdlib-text":
+            return TextWindows(_stdlib_text(argument), _CONTEXT)
+        if source == "folder" and argument:
+            return ImageFolder(Path(argument), options.image_size)
+        if source == "synthetic" and argument:
+            return _synthetic(argument)
+    except OSError as error:
+        raise ConfigError(f"--data {options.data} cannot be read: {error}") from None
     raise ConfigError(
         f"--data {options.data} is unknown; give digits, stdlib-text, folder:PATH or "
         "synthetic:3x32x32,10"
@@ -151,12 +154,12 @@ class ImageFolder(Data):
         return torch.stack(list(images)), torch.tensor([label for _, label in chosen])
 
     def _read(self, path: Path) -> Tensor:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
 
         try:
             with Image.open(path) as image:
                 small = image.convert("RGB").resize((self._side, self._side))
-        except (OSError, UnidentifiedImageError) as error:
+        except Exception as error:  # Pillow's readers raise SyntaxError, ValueError and others
             raise ConfigError(f"{path} cannot be read as an image ({error}); remove it") from None
         pixels = torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8)
         return pixels.reshape(self._side, self._side, 3).permute(2, 0, 1).float() / 127.5 - 1

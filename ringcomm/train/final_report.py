@@ -1,9 +1,9 @@
 """The final report: one dictionary for the log, one table for people.
 
 Invariants: every figure in it was measured or counted in this run, as its row of the table tells.
-Figures are means over the measured steps and over the ranks, so the parts of a step add up. Figures
-that nobody counts are left out: for DDP's own exchange, and in a world of one, the report has only
-the step and its input.
+Figures are means over the same steps, the measured ones, and over the ranks, so the parts of a step
+add up. Figures that nobody counts are left out: for DDP's own exchange, and in a world of one, the
+report has only the step and its input.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..codecs import Compression
 from ..communicator import Communicator
-from ..errors import RingcommError
+from ..errors import ConfigError, RingcommError
 from ..torch import HookState, OuterStep, allreduce_hook
 from ..torch.sync.exchange_report import CodecStretch
 from . import optim
@@ -105,7 +105,14 @@ class Method:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state of ``gather_state_dict`` that is not empty, after ``connect``."""
+        """Restore a state of ``gather_state_dict`` that is not empty, after ``connect``. Raises
+        ConfigError for one that does not fit; by itself, for more than a choice of codecs."""
+        if not state.keys() <= {"policy", "format", "steps"}:
+            raise ConfigError(
+                f"the checkpoint of --method {self.options.method} holds what its ranks have still "
+                "to deliver, which this run would lose; resume with two ranks or more, and without "
+                "--no-hook"
+            )
 
 
 class Gradients(Method):

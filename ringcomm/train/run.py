@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..torch.sync.account import KEPT
 from . import checkpoint, launcher, models, optim, sampling
 from .command_line import AUTO, DDP_METHODS, Options
 from .data import Data, load
@@ -69,11 +70,13 @@ class Run:
         self.engine = Engine(model, dataclasses.replace(options, steps=self.steps), world)
         state = self._restore()
         self.engine.method.connect()
-        if state:
-            self.engine.method.load_state_dict(state)
+        if state and self.step < self.steps:
+            world.agree(lambda: self.engine.method.load_state_dict(state))
         self._records: list[StepRecord] = []
         self._reported = self.step
-        self._unsettled = min(_UNSETTLED, (self.steps - self.step) // 2)
+        left = self.steps - self.step
+        # The hook remembers single steps of the latest KEPT: all figures are of the same steps.
+        self._unsettled = max(min(_UNSETTLED, left // 2), left - KEPT)
 
     def train(self, progress: Progress) -> None:
         """Train the remaining steps, with evaluations, logs and checkpoints as due, except those
@@ -215,6 +218,8 @@ class Run:
             "--method": options.method,
             "--optimizer": optimizer,
             "--lr": rate,
+            "--image-size": options.image_size,
+            "--every": options.every,
             "number of steps": self.steps,
             "crc of --data": self.data.fingerprint,
         }
