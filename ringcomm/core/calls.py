@@ -186,8 +186,7 @@ def _unknown_op(op: object) -> ConfigError:
     own = getattr(op, "name", None) or getattr(op, "__name__", None)
     word = re.split(r"[._]", str(own if isinstance(own, str) else op).lower())[-1]
     word = re.sub(r"\W.*", "", word)
-    meant = _OTHER_NAMES.get(word, word)
-    hint = did_you_mean(meant, OPS)
+    hint = did_you_mean(_OTHER_NAMES.get(word, word), OPS)
     return ConfigError(f"op={op!r} is unknown; give one of {', '.join(OPS)}{hint}")
 
 
@@ -255,8 +254,8 @@ class Prepared:
 
     def name(self, count: int) -> str:
         """Returns the name, for messages, of a call of count elements."""
-        name = self._collective
-        return f"{name}()" if self._dtype is None else f"{name}({self._dtype}[{count}])"
+        tensor = "" if self._dtype is None else f"{self._dtype}[{count}]"
+        return f"{self._collective}({tensor})"
 
     def copy(
         self, count: int, src: Any, dst: Any, feedback: object = None, timeout: float | None = None

@@ -82,8 +82,10 @@ def read_counters(comm: Any, rails: Sequence[RailInfo]) -> Stats:
         }
         for rail in rails
     ]
-    read = {name: getattr(totals, name) for name in _TOTALS}
-    return cast(Stats, {**read, "lanes": lanes, "rails": by_rail})
+    return cast(
+        Stats,
+        {**{name: getattr(totals, name) for name in _TOTALS}, "lanes": lanes, "rails": by_rail},
+    )
 
 
 def count_works(comm: Any) -> int:

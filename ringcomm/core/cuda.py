@@ -62,8 +62,7 @@ def ordinal_of(address: int) -> int:
     """Returns the number of the GPU that memory lies on. Raises TensorError for host memory,
     DeviceError."""
     ordinal, error = ffi.new("int *"), ffi.new("rc_error *")
-    code = lib.rc_cuda_locate(library(), address, ordinal, error)
-    check(code, "", error)
+    check(lib.rc_cuda_locate(library(), address, ordinal, error), "", error)
     if ordinal[0] < 0:
         raise TensorError(
             "the tensor says that it is on a GPU, and lies in host memory; give its numpy array"
