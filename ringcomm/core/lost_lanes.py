@@ -37,12 +37,10 @@ class CoreLanes:
         self, handle: Any, lanes: Sequence[LaneSocket], timeline: Timeline | None = None
     ) -> None:
         self._handle, self._timeline = handle, timeline
-        self._places: dict[LaneId, tuple[int, int]] = {}
         self._ids: dict[tuple[int, int], LaneSocket] = {}
         for lane in lanes:
-            place = lane.peer, sum(peer == lane.peer for peer, _ in self._ids)
-            self._ids[place] = lane
-            self._places[self._id(*place)] = place
+            self._ids[lane.peer, sum(peer == lane.peer for peer, _ in self._ids)] = lane
+        self._places = {self._id(*place): place for place in self._ids}
         self._rows = ffi.new("rc_lost_lane[]", max(1, len(lanes)))
         self._lost = {  # bring-up has warned of these
             self._id(*place): lane.why_not for place, lane in self._ids.items() if lane.why_not
