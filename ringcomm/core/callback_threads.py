@@ -91,10 +91,9 @@ class CallbackThreads:
     def replace_leader(self) -> None:
         """Lets another thread lead, if this one does."""
         with self._lock:
-            if self._leader is not threading.current_thread() or self._replaced:
-                return
-            self._replaced = True
-            self._changed.notify()
+            if self._leader is threading.current_thread() and not self._replaced:
+                self._replaced = True
+                self._changed.notify()
 
     def stop(self, at_end: Callable[[], None]) -> None:
         """Calls back for all works that are over by now and ends the threads. Calls ``at_end`` when

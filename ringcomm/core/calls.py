@@ -154,8 +154,7 @@ def naming(call: str, for_others: str | None = None) -> Iterator[None]:
 def named() -> str | None:
     """Returns the name, for other ranks, of the call that this thread is in; None outside of
     ``naming``."""
-    call: str | None = getattr(_naming, "call", None)
-    return call
+    return getattr(_naming, "call", None)
 
 
 def number_of_caller() -> int:
@@ -238,17 +237,19 @@ class Prepared:
         root = require_rank(collective, root, world_size)
         if dtype is not None:
             require_compressible(compression, dtype)
-        fields = {
-            "size": ffi.sizeof("rc_call"),
-            "collective": collective,
-            "op": OPS[op],
-            "dtype": 0 if dtype is None else DTYPES[dtype],
-            "codec": codec.number,
-            "root": ANY_SOURCE if root is None else root,
-            "timeout_ms": milliseconds(timeout),
-            "waits": 1,
-        }
-        self.call = ffi.new(_CALL, fields)
+        self.call = ffi.new(
+            _CALL,
+            {
+                "size": ffi.sizeof("rc_call"),
+                "collective": collective,
+                "op": OPS[op],
+                "dtype": 0 if dtype is None else DTYPES[dtype],
+                "codec": codec.number,
+                "root": ANY_SOURCE if root is None else root,
+                "timeout_ms": milliseconds(timeout),
+                "waits": 1,
+            },
+        )
         self._collective, self._dtype = _COLLECTIVES[collective], dtype
         self._residual_op = "gather" if collective == lib.RC_ALLGATHER else op
 

@@ -246,13 +246,12 @@ def sgd(
 ) -> None:
     """Applies an SGD step to the weights of these blocks; buffer and last are None without
     momentum."""
-    settings = ffi.new("rc_sparse_sgd_step *", dataclasses.astuple(step))
     _check(
         lib.rc_sparse_sgd(
             entries.format.native(),
             kernel_set.encode(),
             entries.native(),
-            settings,
+            ffi.new("rc_sparse_sgd_step *", dataclasses.astuple(step)),
             _pointer(weights, "float *"),
             entries.count,
             ffi.NULL if buffer is None else _pointer(buffer, "float *"),
@@ -270,13 +269,12 @@ def adam(
     second: Floats,
 ) -> None:
     """Applies an Adam step to the weights and moments of these blocks only."""
-    settings = ffi.new("rc_sparse_adam_step *", dataclasses.astuple(step))
     _check(
         lib.rc_sparse_adam(
             entries.format.native(),
             kernel_set.encode(),
             entries.native(),
-            settings,
+            ffi.new("rc_sparse_adam_step *", dataclasses.astuple(step)),
             _pointer(weights, "float *"),
             entries.count,
             _pointer(first, "float *"),

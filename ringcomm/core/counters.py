@@ -82,10 +82,8 @@ def read_counters(comm: Any, rails: Sequence[RailInfo]) -> Stats:
         }
         for rail in rails
     ]
-    return cast(
-        Stats,
-        {**{name: getattr(totals, name) for name in _TOTALS}, "lanes": lanes, "rails": by_rail},
-    )
+    read = {name: getattr(totals, name) for name in _TOTALS}
+    return cast(Stats, {**read, "lanes": lanes, "rails": by_rail})
 
 
 def count_works(comm: Any) -> int:

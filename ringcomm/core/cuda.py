@@ -107,8 +107,7 @@ def _choose(handle: int | None) -> Iterator[None]:
 
 def chosen_stream() -> int | None:
     """Returns the handle of the innermost ``with stream(...)``; None outside."""
-    handle: int | None = getattr(_chosen, "handle", None)
-    return handle
+    return getattr(_chosen, "handle", None)
 
 
 def _handle_of(given: Any) -> int:

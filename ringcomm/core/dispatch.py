@@ -459,8 +459,7 @@ class Dispatcher:
         if error.code == OK:
             return None
         rank = None if error.rank < 0 else int(error.rank)
-        message = text(error.message)
-        return error_class(error.code)(message, rank=rank, host=self.host_of(rank))
+        return error_class(error.code)(text(error.message), rank=rank, host=self.host_of(rank))
 
     def abort(self, reason: str = "abort() was called") -> None:
         """Fails all present and later collectives, here and on every other rank, at once."""

@@ -137,8 +137,7 @@ class Engine:
     def __init__(self, kernel_set: str) -> None:
         require_kernel_set(kernel_set)
         out = ffi.new("rc_engine **")
-        name = ffi.new("char[]", kernel_set.encode()) if kernel_set else ffi.NULL
-        if lib.rc_engine_create(out, name) != OK:
+        if lib.rc_engine_create(out, kernel_set.encode() or ffi.NULL) != OK:
             number = ffi.errno
             limit = _LIMITS.get(number, "the limit that the system names (`ulimit -a`)")
             raise RingcommError(

@@ -252,9 +252,16 @@ class Timeline:
         self._lane("e", lane, {})
 
     def _lane(self, phase: str, lane: str, args: dict[str, Any]) -> None:
-        common = {"cat": self._category, "id": lane, "tid": 0, "args": args}
         self._file.write(
-            {"ph": phase, "name": f"lost: {lane}", "ns": time.monotonic_ns(), **common}
+            {
+                "ph": phase,
+                "name": f"lost: {lane}",
+                "ns": time.monotonic_ns(),
+                "cat": self._category,
+                "id": lane,
+                "tid": 0,
+                "args": args,
+            }
         )
 
     def close(self) -> None:
