@@ -71,15 +71,14 @@ def parse(compression: object, what: str = "compression=") -> Codec:
     """
     if compression is None:
         return CODECS["none"]
-    found = CODECS.get(compression) if isinstance(compression, str) else None
-    if found is None:
-        why = isinstance(compression, str) and _REMOVED.get(compression.partition(":")[0])
-        if why:
+    if isinstance(compression, str):
+        if compression in CODECS:
+            return CODECS[compression]
+        if why := _REMOVED.get(compression.partition(":")[0]):
             raise ConfigError(f"{what}{compression!r} {why}")
-        raise ConfigError(
-            f"{what}{compression!r} is unknown; give one of {names()}{_meant(compression)}"
-        )
-    return found
+    raise ConfigError(
+        f"{what}{compression!r} is unknown; give one of {names()}{_meant(compression)}"
+    )
 
 
 def of_group(compression: object) -> Codec:

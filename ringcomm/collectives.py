@@ -462,8 +462,7 @@ class Collectives(Dispatcher):
             Shape (tensor.shape[0] / world_size, *tensor.shape[1:]).
         """
         src = view(tensor, writable=False)
-        rows = self._rows("reduce_scatter", src)
-        dst = self._result(out, src, rows)
+        dst = self._result(out, src, self._rows("reduce_scatter", src))
         return self.run_collective(
             lib.RC_REDUCE_SCATTER,
             src,

@@ -82,10 +82,8 @@ class Communicator(Collectives):
             undo.callback(mesh.close)
             super().__init__(mesh, config)
             undo.callback(release_engine, config.kernel_set)
-            self.algorithms: str = config.algorithm
-            if config.algorithm == "auto":
-                speed = f" of {mesh.link_mbit} Mbit/s links" if mesh.link_mbit else ""
-                self.algorithms = f"model{speed}"
+            model = f"model of {mesh.link_mbit} Mbit/s links" if mesh.link_mbit else "model"
+            self.algorithms: str = model if config.algorithm == "auto" else config.algorithm
             self._joined = joined
             self._splits = 0
             self._began = time.monotonic()
@@ -151,11 +149,12 @@ class Communicator(Collectives):
             if not whole or not -(2**63) <= int(value) < 2**63:
                 raise ConfigError(f"{name}={value!r}: give an integer of 64 bits")
         self._splits += 1
-        members = _members(self, color, key)
         joined = regroup(
             dataclasses.replace(self._joined, config=self.config),
-            members,
-            self._gather_bytes,
+            _members(self, color, key),
+            lambda part, seconds: self.allgather(
+                np.frombuffer(part, np.uint8), timeout=seconds
+            ).tobytes(),
             self._splits,
             failed=lambda: self.failure() is not None,
         )
@@ -218,12 +217,6 @@ class Communicator(Collectives):
         """Sets the ``config.timeout`` of all later collectives, and of those of later splits."""
         self.config = self.config.replaced(timeout=seconds)
         self._prepared = {}  # each has the timeout
-
-    # ---- helpers ----
-
-    def _gather_bytes(self, part: bytes, seconds: float) -> bytes:
-        """Gathers equal-sized parts of all ranks and concatenates them in order of rank."""
-        return bytes(self.allgather(np.frombuffer(part, np.uint8), timeout=seconds).tobytes())
 
     # ---- logging ----
 

@@ -98,9 +98,7 @@ def _whose(there: Place, here: Place) -> str:
 def as_own(state: Mapping[str, Any], place: Place, name: str) -> Mapping[str, Any]:
     """Returns an exact state as this rank's: unchanged, or without residuals if it is another
     rank's. Warns and raises as ``is_own``."""
-    if is_own(state, place, name):
-        return state
-    return _without_residuals(state, place)
+    return state if is_own(state, place, name) else _without_residuals(state, place)
 
 
 def _without_residuals(state: Mapping[str, Any], place: Place) -> Mapping[str, Any]:

@@ -122,8 +122,12 @@ class ErrorFeedback(Residuals):
     def _take(self, state: _State, comm: Communicator) -> None:
         worker, owner, start = state.worker, state.owner, state.owner_start
         if start is None:
-            start, stop = _own_part(len(worker), comm)
-            worker, owner = worker * _share(state.op != "avg", comm), owner[start:stop]
+            # The elements of an all-reduce whose results this rank makes. (If a later call divides
+            # them otherwise, the core adds owner residuals that no longer fit to the worker's.)
+            size = -(-len(worker) // comm.world_size)
+            size += -size % BLOCK
+            start = min(comm.rank * size, len(worker))
+            worker, owner = worker * _share(state.op != "avg", comm), owner[start : start + size]
         self.load(worker, owner, start)
         self._op, self._loss_scale = state.op, state.loss_scale
 
@@ -373,18 +377,7 @@ def _gathered(
 
 
 def _share(divides: bool, comm: Communicator) -> np.float32:
-    share: np.float32 = np.float32(1 / comm.world_size if divides else 1)
-    return share
-
-
-def _own_part(count: int, comm: Communicator) -> tuple[int, int]:
-    """Returns start and stop of the elements of an all-reduce whose results this rank makes.
-
-    (If a later call divides the elements otherwise, the core adds owner residuals that no longer
-    fit to the worker's.)"""
-    size = -(-count // comm.world_size)
-    size += -size % BLOCK
-    return min(comm.rank * size, count), min((comm.rank + 1) * size, count)
+    return np.float32(1 / comm.world_size if divides else 1)  # type: ignore[no-any-return]
 
 
 def _listed(names: Sequence[object]) -> str:

@@ -92,12 +92,11 @@ def allreduce_many(
     for one in views:
         require_compressible(compression, one.dtype)
     pairs = list(zip(views, written, strict=True))
-    each: Sequence[Feedback]
     if feedback is None or feedback is False:
         require_feedback(codec, feedback)
         align = BLOCK if codec.quantises else 1
         pairs = [_pack(batch, align) for batch in _batches(pairs)]
-        each = [feedback] * len(pairs)
+        each: Sequence[Feedback] = [feedback] * len(pairs)
     else:
         each = _require_one_each(codec, op, feedback, views)
     works = [

@@ -105,8 +105,7 @@ def allreduce(
                 "async_op=True does not go within jit, where nothing can wait later; leave it out, "
                 "or call outside of jit"
             )
-        results = _in_jit(arrays, op, compression, feedback, comm)
-        return jax.tree.unflatten(structure, results)
+        return jax.tree.unflatten(structure, _in_jit(arrays, op, compression, feedback, comm))
     jax.effects_barrier()
     sources = [np.asarray(leaf) for leaf in arrays]  # no copies; by DLPack numpy has no bfloat16
     room = [_room_for(source) for source in sources]
@@ -168,8 +167,9 @@ def _in_jit(
     def run(*arrays: Any) -> list[Any]:
         # Copies, as XLA's own memory is lent until this returns, also if it is interrupted.
         own = [np.array(each) for each in arrays]
-        where = given_or_default(comm)
-        return where.allreduce_many(own, op, compression=compression, feedback=feedback)
+        return given_or_default(comm).allreduce_many(
+            own, op, compression=compression, feedback=feedback
+        )
 
     like = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
 

@@ -106,7 +106,7 @@ class SparseExchange(Checkpointed):
         kept = min(2 * self.format.kept, most) if owner_k is None else _units(owner_k, block)
         self._owner_format = Format(chunk, block, kept, values)
         self._exchange = exchange
-        self._way = self._way_of(self.comm)
+        self._way = self._make_way()
         self._round: SparseRound | None = None
         self._undoable: SparseRound | None = None  # round whose old residuals are in _next
 
@@ -163,18 +163,17 @@ class SparseExchange(Checkpointed):
         before, self.comm = self.comm, comm
         self._undoable = None
         start, owner = self._way.owner_residual()
-        self._way = self._way_of(comm)
+        self._way = self._make_way()
         if (before.rank, before.world_size) == (comm.rank, comm.world_size):
             self._way.load_exact(self._residual, owner, start)
             return
         whole = comm.world_size if self.aggregate == "mean" else 1
         self._residual[start : start + len(owner)] += owner * np.float32(whole)
 
-    def _way_of(self, comm: Communicator) -> _Gather | _Owner:
+    def _make_way(self) -> _Gather | _Owner:
         most = 1 if self._exchange == "owner" else _MOST_GATHERED
-        if self._exchange == "gather" or comm.world_size <= most:
-            return _Gather(self)
-        return _Owner(self, self._owner_format)
+        gathers = self._exchange == "gather" or self.comm.world_size <= most
+        return _Gather(self) if gathers else _Owner(self)
 
     def _over(self, ended: SparseRound, entries: Entries | None) -> None:
         """Ends a round: with its result, or None if it failed."""
@@ -186,11 +185,6 @@ class SparseExchange(Checkpointed):
     def _swap(self) -> None:
         self._residual, self._next = self._next, self._residual
         self._way.swap()
-
-    def _undo(self, ended: SparseRound) -> None:
-        if self._undoable is ended:
-            self._swap()
-            self._undoable = None
 
     def _factor(self) -> float:
         return 1 / self.comm.world_size if self.aggregate == "mean" else 0.0
@@ -215,9 +209,11 @@ class SparseExchange(Checkpointed):
             whole = np.zeros(self.count, np.float32)
             whole[start : start + len(owner)] = owner
             require_same(self.comm, [self.count], "tensors, whose elements count")
-            worker = self.comm.allreduce(self._residual.copy(), "avg")
-            residuals = {"worker": worker, "owner": self.comm.allreduce(whole)}
-            state |= {"owner_start": 0}
+            residuals = {
+                "worker": self.comm.allreduce(self._residual.copy(), "avg"),
+                "owner": self.comm.allreduce(whole),
+            }
+            state["owner_start"] = 0
         return state | {name: as_callers(one) for name, one in residuals.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -307,7 +303,9 @@ class SparseRound:
     def undo(self) -> None:
         """Restores the residuals from before the round, for callers that drop its result. All ranks
         call it, after ``wait``. Does nothing after the next ``submit`` or a failed round."""
-        self._exchange._undo(self)
+        if self._exchange._undoable is self:
+            self._exchange._swap()
+            self._exchange._undoable = None
 
     @property
     def sent_bytes(self) -> int:
@@ -328,8 +326,9 @@ class _Gather:
         self.sent_bytes = (exchange.comm.world_size - 1) * size
 
     def begin(self, timeout: float | None) -> Work:
-        comm = self._exchange.comm
-        return comm.allgather(self.wire, out=self._received, async_op=True, timeout=timeout)
+        return self._exchange.comm.allgather(
+            self.wire, out=self._received, async_op=True, timeout=timeout
+        )
 
     def end(self, _timeout: float | None) -> tuple[Entries, list[Work]]:
         one, received = self._exchange, self._received
@@ -356,9 +355,9 @@ class _Owner:
 
     name = "owner"
 
-    def __init__(self, exchange: SparseExchange, format: Format) -> None:
+    def __init__(self, exchange: SparseExchange) -> None:
         self._exchange = exchange
-        self._format = format
+        self._format = format = exchange._owner_format
         comm, sent = exchange.comm, exchange.format
         chunks = -(-sent.chunks(exchange.count) // comm.world_size)  # chunks of a range
         self._elems = chunks * sent.chunk
@@ -378,8 +377,7 @@ class _Owner:
 
     def begin(self, timeout: float | None) -> Work:
         parts = self.wire.reshape(self._parts.shape)
-        comm = self._exchange.comm
-        return comm.alltoall(parts, out=self._parts, async_op=True, timeout=timeout)
+        return self._exchange.comm.alltoall(parts, out=self._parts, async_op=True, timeout=timeout)
 
     def end(self, timeout: float | None) -> tuple[Entries, list[Work]]:
         one = self._exchange

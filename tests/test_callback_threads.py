@@ -123,8 +123,8 @@ def test_nothing_wakes_up_while_there_is_nothing_to_call(
         queue.put(lambda: time.sleep(3 * callback_threads.LATE_S), called.set)
         assert called.wait(PATIENCE)
         called.clear()
-    looked = []
-    monkeypatch.setattr(made, "_is_free", lambda: looked.append(1))
+    looked, wait = [], made._changed.wait
+    monkeypatch.setattr(made._changed, "wait", lambda s: (looked.append(1), wait(s)))
     time.sleep(100 * callback_threads.LATE_S)
     assert len(looked) < 10  # what was told of the last callback; not one every LATE_S
 

@@ -91,10 +91,9 @@ class CallbackThreads:
     def replace_leader(self) -> None:
         """Lets another thread lead, if this one does."""
         with self._lock:
-            if self._leader is not threading.current_thread() or self._replaced:
-                return
-            self._replaced = True
-            self._changed.notify()
+            if self._leader is threading.current_thread() and not self._replaced:
+                self._replaced = True
+                self._changed.notify()
 
     def stop(self, at_end: Callable[[], None]) -> None:
         """Calls back for all works that are over by now and ends the threads. Calls ``at_end`` when
@@ -107,8 +106,11 @@ class CallbackThreads:
         self._interrupt()
         if inside:
             return
-        while thread := self._any_thread():
-            thread.join()
+        while self._threads:
+            with self._lock:  # a thread is added and started under it
+                threads = list(self._threads)
+            for thread in threads:
+                thread.join()
         at_end()
 
     # ---- threads ----
@@ -124,10 +126,6 @@ class CallbackThreads:
             self._threads.discard(thread)
             self._standby_count -= 1
             raise
-
-    def _any_thread(self) -> threading.Thread | None:
-        with self._lock:  # a thread is added and started under it
-            return next(iter(self._threads), None)
 
     def _run(self) -> None:
         _here.threads = self
@@ -151,7 +149,9 @@ class CallbackThreads:
             while not self._ended:
                 if watches:
                     self._watched = watches = False
-                if self._is_free():
+                late = time.monotonic() - self._began >= LATE_S
+                gives_way = self._replaced or self._stopping or late
+                if self._leader is None or (self._calling and gives_way):
                     self._leader = me
                     self._calling = self._replaced = False
                     self._standby_count -= 1
@@ -160,13 +160,6 @@ class CallbackThreads:
                     self._watched = watches = True
                 self._changed.wait(self._began + LATE_S - time.monotonic() if watches else None)
         return False
-
-    def _is_free(self) -> bool:
-        """True if another thread may take the lead. Called under the lock."""
-        if self._leader is None:
-            return True
-        late = time.monotonic() - self._began >= LATE_S
-        return self._calling and (self._replaced or self._stopping or late)
 
     def _lead(self, me: threading.Thread) -> None:
         """Takes works and calls back until another thread leads, or no work is left."""

@@ -154,8 +154,7 @@ def naming(call: str, for_others: str | None = None) -> Iterator[None]:
 def named() -> str | None:
     """Returns the name, for other ranks, of the call that this thread is in; None outside of
     ``naming``."""
-    call: str | None = getattr(_naming, "call", None)
-    return call
+    return getattr(_naming, "call", None)
 
 
 def number_of_caller() -> int:
@@ -186,8 +185,7 @@ def _unknown_op(op: object) -> ConfigError:
     own = getattr(op, "name", None) or getattr(op, "__name__", None)
     word = re.split(r"[._]", str(own if isinstance(own, str) else op).lower())[-1]
     word = re.sub(r"\W.*", "", word)
-    meant = _OTHER_NAMES.get(word, word)
-    hint = did_you_mean(meant, OPS)
+    hint = did_you_mean(_OTHER_NAMES.get(word, word), OPS)
     return ConfigError(f"op={op!r} is unknown; give one of {', '.join(OPS)}{hint}")
 
 
@@ -239,24 +237,26 @@ class Prepared:
         root = require_rank(collective, root, world_size)
         if dtype is not None:
             require_compressible(compression, dtype)
-        fields = {
-            "size": ffi.sizeof("rc_call"),
-            "collective": collective,
-            "op": OPS[op],
-            "dtype": 0 if dtype is None else DTYPES[dtype],
-            "codec": codec.number,
-            "root": ANY_SOURCE if root is None else root,
-            "timeout_ms": milliseconds(timeout),
-            "waits": 1,
-        }
-        self.call = ffi.new(_CALL, fields)
+        self.call = ffi.new(
+            _CALL,
+            {
+                "size": ffi.sizeof("rc_call"),
+                "collective": collective,
+                "op": OPS[op],
+                "dtype": 0 if dtype is None else DTYPES[dtype],
+                "codec": codec.number,
+                "root": ANY_SOURCE if root is None else root,
+                "timeout_ms": milliseconds(timeout),
+                "waits": 1,
+            },
+        )
         self._collective, self._dtype = _COLLECTIVES[collective], dtype
         self._residual_op = "gather" if collective == lib.RC_ALLGATHER else op
 
     def name(self, count: int) -> str:
         """Returns the name, for messages, of a call of count elements."""
-        name = self._collective
-        return f"{name}()" if self._dtype is None else f"{name}({self._dtype}[{count}])"
+        tensor = "" if self._dtype is None else f"{self._dtype}[{count}]"
+        return f"{self._collective}({tensor})"
 
     def copy(
         self, count: int, src: Any, dst: Any, feedback: object = None, timeout: float | None = None

@@ -101,10 +101,6 @@ class Entries:
         self.values = np.empty((most, format.block), np.float32)
         self.poisoned = False
 
-    def keep(self, total: int) -> None:
-        """Frees the memory beyond the first ``total`` blocks."""
-        self.index, self.values = self.index[:total].copy(), self.values[:total].copy()
-
     def native(self) -> Any:
         """Makes the core's rc_sparse_entries, valid as long as this object's arrays."""
         return ffi.new(
@@ -149,11 +145,9 @@ def select(
     residual: Floats,
     delta: View,
     decay: float,
-) -> bool:
-    """Computes c = residual * decay + delta; writes its largest blocks to wire, the rest to left.
-
-    Returns True if all sent values are finite; left is invalid if not."""
-    poisoned = ffi.new("int *")
+) -> None:
+    """Computes c = residual * decay + delta; writes its largest blocks to wire, the rest to left,
+    which is invalid if a value that is sent is not finite."""
     _check(
         lib.rc_sparse_select(
             format.native(),
@@ -164,10 +158,9 @@ def select(
             _address(delta),
             decay,
             delta.count,
-            poisoned,
+            ffi.new("int *"),  # join tells the same of all ranks' payloads
         )
     )
-    return not poisoned[0]
 
 
 def join(
@@ -208,9 +201,11 @@ def join(
         )
     _check(result)
     out.poisoned = bool(flags[0])
-    out.keep(0 if out.poisoned else total[0])
     if out.poisoned:
         out.counts[:] = 0
+        total[0] = 0
+    # Copies, which free the memory beyond the blocks that there are.
+    out.index, out.values = out.index[: total[0]].copy(), out.values[: total[0]].copy()
     return out
 
 
@@ -251,13 +246,12 @@ def sgd(
 ) -> None:
     """Applies an SGD step to the weights of these blocks; buffer and last are None without
     momentum."""
-    settings = ffi.new("rc_sparse_sgd_step *", dataclasses.astuple(step))
     _check(
         lib.rc_sparse_sgd(
             entries.format.native(),
             kernel_set.encode(),
             entries.native(),
-            settings,
+            ffi.new("rc_sparse_sgd_step *", dataclasses.astuple(step)),
             _pointer(weights, "float *"),
             entries.count,
             ffi.NULL if buffer is None else _pointer(buffer, "float *"),
@@ -275,13 +269,12 @@ def adam(
     second: Floats,
 ) -> None:
     """Applies an Adam step to the weights and moments of these blocks only."""
-    settings = ffi.new("rc_sparse_adam_step *", dataclasses.astuple(step))
     _check(
         lib.rc_sparse_adam(
             entries.format.native(),
             kernel_set.encode(),
             entries.native(),
-            settings,
+            ffi.new("rc_sparse_adam_step *", dataclasses.astuple(step)),
             _pointer(weights, "float *"),
             entries.count,
             _pointer(first, "float *"),

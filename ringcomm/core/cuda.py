@@ -62,8 +62,7 @@ def ordinal_of(address: int) -> int:
     """Returns the number of the GPU that memory lies on. Raises TensorError for host memory,
     DeviceError."""
     ordinal, error = ffi.new("int *"), ffi.new("rc_error *")
-    code = lib.rc_cuda_locate(library(), address, ordinal, error)
-    check(code, "", error)
+    check(lib.rc_cuda_locate(library(), address, ordinal, error), "", error)
     if ordinal[0] < 0:
         raise TensorError(
             "the tensor says that it is on a GPU, and lies in host memory; give its numpy array"
@@ -108,8 +107,7 @@ def _choose(handle: int | None) -> Iterator[None]:
 
 def chosen_stream() -> int | None:
     """Returns the handle of the innermost ``with stream(...)``; None outside."""
-    handle: int | None = getattr(_chosen, "handle", None)
-    return handle
+    return getattr(_chosen, "handle", None)
 
 
 def _handle_of(given: Any) -> int:

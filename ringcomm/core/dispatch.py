@@ -269,8 +269,9 @@ class Dispatcher:
             return self._prepared[key]
         except (KeyError, TypeError):  # the latter for an op or compression that is no name
             name = dtype if tensor is None else view(tensor, writable=True).dtype
-            size, seconds = self.world_size, self.config.timeout
-            made = Prepared(collective, name, op, compression, root, size, seconds)
+            made = Prepared(
+                collective, name, op, compression, root, self.world_size, self.config.timeout
+            )
             return self._prepared.setdefault(key, made)
 
     def _run_now(
@@ -302,7 +303,8 @@ class Dispatcher:
             code = lib.rc_run(handle, call, count, src, dst, SLICE_MS, slot)
         finally:  # after an interrupt, too, the core still uses the memory
             if slot[0]:
-                work = self._make_work(prepared.name(count), kept, result, slot)
+                work = Work(self, prepared.name(count), _held(kept), result, slot)
+                self._in_flight[id(work)] = work
                 work.is_message = is_message(call.collective, call.tag)
             self._calls_in_core.pop(slot, None)
         if work is not None:
@@ -314,12 +316,6 @@ class Dispatcher:
         if type(kept) is tuple and (error := write_back(kept, prepared.name(count))) is not None:
             raise error
         return True
-
-    def _make_work(self, name: str, kept: Any, result: Any, slot: Any) -> Work:
-        """Makes the Work of a call that the core has."""
-        work = Work(self, name, _held(kept), result, slot)
-        self._in_flight[id(work)] = work
-        return work
 
     def _submit(
         self,
@@ -408,8 +404,8 @@ class Dispatcher:
 
     def is_idle(self) -> bool:
         """True if no call is in the core and all works are over."""
-        in_flight = list(self._in_flight.values())
-        return not self._calls_in_core and all(work.done() for work in in_flight)
+        works = list(self._in_flight.values())
+        return not self._calls_in_core and all(work.done() for work in works)
 
     def user_of(self, start: int, stop: int) -> str:
         """Names the call in flight that uses memory from address start to stop; "" if none does."""
@@ -463,8 +459,7 @@ class Dispatcher:
         if error.code == OK:
             return None
         rank = None if error.rank < 0 else int(error.rank)
-        message = text(error.message)
-        return error_class(error.code)(message, rank=rank, host=self.host_of(rank))
+        return error_class(error.code)(text(error.message), rank=rank, host=self.host_of(rank))
 
     def abort(self, reason: str = "abort() was called") -> None:
         """Fails all present and later collectives, here and on every other rank, at once."""

@@ -37,12 +37,10 @@ class CoreLanes:
         self, handle: Any, lanes: Sequence[LaneSocket], timeline: Timeline | None = None
     ) -> None:
         self._handle, self._timeline = handle, timeline
-        self._places: dict[LaneId, tuple[int, int]] = {}
         self._ids: dict[tuple[int, int], LaneSocket] = {}
         for lane in lanes:
-            place = lane.peer, sum(peer == lane.peer for peer, _ in self._ids)
-            self._ids[place] = lane
-            self._places[self._id(*place)] = place
+            self._ids[lane.peer, sum(peer == lane.peer for peer, _ in self._ids)] = lane
+        self._places = {self._id(*place): place for place in self._ids}
         self._rows = ffi.new("rc_lost_lane[]", max(1, len(lanes)))
         self._lost = {  # bring-up has warned of these
             self._id(*place): lane.why_not for place, lane in self._ids.items() if lane.why_not
@@ -76,8 +74,12 @@ class CoreLanes:
         why = {self._id(row.peer, row.lane): text(row.why.message) for row in rows}
         silent = {self._id(row.peer, row.lane) for row in rows if row.is_silent}
         lost = set(why) - silent
-        reasons = {lane: self._lost.get(lane) or self._reason(lane, why[lane]) for lane in lost}
+        reasons = {lane: reason for lane, reason in self._lost.items() if lane in lost}
         for lane in sorted(lost - self._lost.keys()):
+            name = self._name(lane)
+            reasons[lane] = why[lane] or f"rank {lane.peer} has given up {name}"
+            if lane in self._silent:
+                reasons[lane] = f"rank {lane.peer} was silent on {name} and on all others"
             self._say(lane, reasons[lane], len(lost))
         for lane in sorted((self._lost.keys() - lost) & self._renewed):  # the others have ended
             _log.info("%s is back", self._name(lane))
@@ -142,11 +144,6 @@ class CoreLanes:
         of = self._ids[self._places[lane]]
         which = f"lane {lane.lane} of " if any(lane.lane for lane in self._places) else ""
         return f"{which}rail {lane.rail} to rank {lane.peer} ({of.here} - {of.there})"
-
-    def _reason(self, lane: LaneId, why: str) -> str:
-        if lane in self._silent:
-            return f"rank {lane.peer} was silent on {self._name(lane)} and on all others"
-        return why or f"rank {lane.peer} has given up {self._name(lane)}"
 
     def _say(self, lane: LaneId, why: str, lost: int) -> None:
         way = self._ids[self._places[lane]].port, lane.peer

@@ -119,12 +119,6 @@ _LIMITS = {
 }
 
 
-def _why_no_engine(number: int) -> str:
-    name = errno.errorcode.get(number, "unknown")
-    limit = _LIMITS.get(number, "the limit that the system names (`ulimit -a`)")
-    return f"the engine cannot start: {os.strerror(number)} ({name}, {number}): raise {limit}"
-
-
 def inherited() -> NotInitializedError:
     """Makes the error for the use of a communicator in a forked child of its process."""
     return NotInitializedError(
@@ -143,10 +137,13 @@ class Engine:
     def __init__(self, kernel_set: str) -> None:
         require_kernel_set(kernel_set)
         out = ffi.new("rc_engine **")
-        name = ffi.new("char[]", kernel_set.encode()) if kernel_set else ffi.NULL
-        result = lib.rc_engine_create(out, name)
-        if result != OK:
-            raise RingcommError(_why_no_engine(ffi.errno))
+        if lib.rc_engine_create(out, kernel_set.encode() or ffi.NULL) != OK:
+            number = ffi.errno
+            limit = _LIMITS.get(number, "the limit that the system names (`ulimit -a`)")
+            raise RingcommError(
+                f"the engine cannot start: {os.strerror(number)} "
+                f"({errno.errorcode.get(number, 'unknown')}, {number}): raise {limit}"
+            )
         self.handle = out[0]
         self.kernel_set = text(lib.rc_engine_kernel_set(self.handle))
         # Callbacks by slot, and by handle once rc_submit was seen to have filled the slot.

@@ -27,7 +27,7 @@ def open_handle(mesh: Mesh, config: Config, epoch: int, engine: Any) -> Any:
     oversubscribed = mesh.ranks_on_machine > cores
     spin_us = _OVERSUBSCRIBED_SPIN_US if oversubscribed else _SPIN_US
     segment_bytes = _ONE_HOST_SEGMENT if mesh.single_host else _SEGMENT
-    fields = {
+    settings = {
         "size": ffi.sizeof("rc_comm_config"),
         "rank": mesh.rank,
         "world_size": mesh.world_size,
@@ -43,9 +43,9 @@ def open_handle(mesh: Mesh, config: Config, epoch: int, engine: Any) -> Any:
         "threads": config.threads or choose_threads(mesh, cores),
         "spin_us": spin_us if config.spin_us < 0 else config.spin_us,
     }
-    settings = ffi.new("rc_comm_config *", fields)
     out = ffi.new("rc_comm **")
-    check(lib.rc_comm_create(out, engine, settings), "cannot open the communicator: ")
+    result = lib.rc_comm_create(out, engine, ffi.new("rc_comm_config *", settings))
+    check(result, "cannot open the communicator: ")
     try:
         while mesh.lanes:
             lane = mesh.lanes.pop(0)  # from here on the core closes its descriptor

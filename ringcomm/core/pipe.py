@@ -12,7 +12,6 @@ still be under way; when ``done`` is True, they are over.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import logging
 import threading
@@ -227,14 +226,8 @@ def _images() -> list[bytes]:
     the usual driver is used, which may still be too old for it or have another GPU; and last PTX,
     which any driver compiles."""
     folder = resources.files("ringcomm")
-    ptx, digest = _ptx()
-    code = folder.joinpath(f"kernels-{digest}.fatbin")
+    ptx = folder.joinpath("kernels.ptx").read_bytes()
+    # As setup.py names it, by a digest of the PTX.
+    code = folder.joinpath(f"kernels-{hashlib.sha256(ptx).hexdigest()[:16]}.fatbin")
     own = cuda.library() == cuda.LIBRARY.encode() and code.is_file()
     return [code.read_bytes(), ptx] if own else [ptx]
-
-
-@functools.cache
-def _ptx() -> tuple[bytes, str]:
-    """Returns the PTX text and its digest, by which setup.py names the machine code."""
-    ptx = resources.files("ringcomm").joinpath("kernels.ptx").read_bytes()
-    return ptx, hashlib.sha256(ptx).hexdigest()[:16]

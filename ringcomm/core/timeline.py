@@ -108,8 +108,11 @@ class _File:
 
     def write(self, *events: dict[str, Any]) -> None:
         """Adds events, whose ``ns`` is a moment of time.monotonic_ns()."""
-        lines = [json.dumps(self._timed(event), separators=(",", ":")) for event in events]
-        data = ",\n".join(lines).encode()
+        for event in events:
+            if "ns" in event:
+                event["ts"] = (event.pop("ns") + self._offset_ns) / 1000
+            event["pid"] = self.rank
+        data = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events).encode()
 
         def write() -> None:
             if self._fd < 0:
@@ -132,11 +135,6 @@ class _File:
                     self._changes.popleft()()
             finally:
                 self._lock.release()
-
-    def _timed(self, event: dict[str, Any]) -> dict[str, Any]:
-        ns = event.pop("ns", None)
-        timed = {} if ns is None else {"ts": (ns + self._offset_ns) / 1000}
-        return {**event, **timed, "pid": self.rank}
 
     def _put(self, data: bytes) -> None:
         """Appends data. Raises OSError if it does not fit, with the file as it was."""
@@ -254,9 +252,16 @@ class Timeline:
         self._lane("e", lane, {})
 
     def _lane(self, phase: str, lane: str, args: dict[str, Any]) -> None:
-        common = {"cat": self._category, "id": lane, "tid": 0, "args": args}
         self._file.write(
-            {"ph": phase, "name": f"lost: {lane}", "ns": time.monotonic_ns(), **common}
+            {
+                "ph": phase,
+                "name": f"lost: {lane}",
+                "ns": time.monotonic_ns(),
+                "cat": self._category,
+                "id": lane,
+                "tid": 0,
+                "args": args,
+            }
         )
 
     def close(self) -> None:

@@ -272,35 +272,31 @@ class Work:
     def root(self) -> int:
         """Root of a rooted collective, or the other rank of a send or receive: of a receive from
         any source the sender, -1 until it is known."""
-        handle = self.slot[0]
-        return int(self._core.root(handle)) if handle else -1
+        return int(self._core.root(self.slot[0])) if self.slot[0] else -1
 
     @property
     def seq(self) -> int:
         """Number of the collective on its communicator, equal on all ranks; of a send or receive,
         its number between its two ranks among those of its tag; 0 until the core has the call."""
-        handle = self.slot[0]
-        return int(self._core.seq(handle)) if handle else 0
+        return int(self._core.seq(self.slot[0])) if self.slot[0] else 0
 
     @property
     def elapsed(self) -> float:
         """Seconds from submission to completion; 0.0 while in flight."""
-        handle = self.slot[0]
-        return float(self._core.elapsed(handle)) if handle else 0.0
+        return float(self._core.elapsed(self.slot[0])) if self.slot[0] else 0.0
 
     def stats(self) -> WorkStats:
         """Returns the counters of this work, complete once it is over."""
         stats = ffi.new("rc_work_stats *")
         if self.slot[0]:
             self._core.stats_get(self.slot[0], stats)
-        rails = len(self._comm.rails)
         return WorkStats(
             stats.submitted_ns,
             stats.started_ns,
             stats.finished_ns,
             stats.sent_bytes,
             stats.shared_bytes,
-            tuple(stats.rail_bytes)[:rails],
+            tuple(stats.rail_bytes)[: len(self._comm.rails)],
             bool(stats.in_memory),
         )
 

@@ -46,7 +46,10 @@ def _create(made: Any, options: Any) -> RingcommGroup:
         ConfigError: such a map, before torch 2.14; or options that are not ringcomm's.
         BootstrapError: a rank did not come, or could not be reached.
     """
-    others = _others_of(sys._getframe(1).f_locals.get("backend_config"))
+    # A variable of torch's caller alone names the backends of all devices; a future one lacks it.
+    config: Any = sys._getframe(1).f_locals.get("backend_config")
+    names = config.get_device_backend_map() if hasattr(config, "get_device_backend_map") else {}
+    others = {device: name for device, name in names.items() if name != NAME}
     ours = options if not others or isinstance(options, (Options, Config)) else None
     torchs = _with_others(made, others, options if ours is None else None) if others else None
     chosen, place = options_of(ours), (made.group_rank, made.group_size)
@@ -59,17 +62,6 @@ def _create(made: Any, options: Any) -> RingcommGroup:
     if not made.global_ranks_in_group:
         guards.watch_group(group)
     return group
-
-
-def _others_of(config: Any) -> dict[str, str]:
-    """Returns the name of the backend of each device type whose backend is not ringcomm.
-
-    Args:
-        config: a local variable of torch's function that makes groups, the only place that names
-            the backends of all devices. None: a future torch has no such variable.
-    """
-    names = config.get_device_backend_map() if hasattr(config, "get_device_backend_map") else {}
-    return {device: name for device, name in names.items() if name != NAME}
 
 
 def _with_others(made: Any, others: dict[str, str], options: Any) -> Any:

@@ -28,8 +28,7 @@ _PAIRWISE = ("send", "recv", "recvAnySource")
 
 def is_on() -> bool:
     """Returns whether TORCH_DISTRIBUTED_DEBUG is DETAIL."""
-    torch_says: Any = dist
-    return bool(torch_says.get_debug_level() == torch_says.DebugLevel.DETAIL)
+    return bool(dist.get_debug_level() == dist.DebugLevel.DETAIL)  # type: ignore[attr-defined]
 
 
 def is_recorded() -> bool:
@@ -64,10 +63,8 @@ def compare(comm: Communicator, name: str, tensors: Any) -> None:
     """
     if name in _PAIRWISE:
         return
-    call = name
-    if name in _ALIKE:
-        shapes = ", ".join(f"{str(t.dtype)[6:]}{list(t.shape)}" for t in tensors)
-        call = f"{name}({shapes})"
+    shapes = ", ".join(f"{str(t.dtype)[6:]}{list(t.shape)}" for t in tensors)
+    call = f"{name}({shapes})" if name in _ALIKE else name
     mine = np.frombuffer(call.encode()[:_BYTES].ljust(_BYTES, b"\0"), np.uint8)
     with naming(f"the comparison of shapes before {call}"):
         calls = [bytes(row).rstrip(b"\0") for row in comm.allgather(mine)]

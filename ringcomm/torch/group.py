@@ -63,7 +63,6 @@ def connect(
         ConfigError: (a ValueError) the settings cannot work.
         BootstrapError: a rank did not come, or could not be reached; its table names the ranks.
     """
-    seconds = timeout.total_seconds()
     if options.config.sources()["timeout"] == variable_of("timeout"):
         warn_caller(
             f"{variable_of('timeout')} does not count here: give torch's "
@@ -71,7 +70,7 @@ def connect(
         )
     config = options.config.replaced("torch", timeout=seconds_of(timeout) or 0.001)
     require_kernel_set(config.kernel_set)
-    joined = join_through_store(config, rank, size, store, f"torch:{name}", seconds)
+    joined = join_through_store(config, rank, size, store, f"torch:{name}", timeout.total_seconds())
     return Communicator(joined, options.compression or "none")
 
 
@@ -139,9 +138,8 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         for device in _OURS:
             if device not in self._others:
                 self._register_backend(torch.device(device), kind, backend)
-        kinds: Any = dist.Backend.backend_type_map
         for device, name in others.items():
-            kind = kinds.get(name, _Base.BackendType.CUSTOM)
+            kind = dist.Backend.backend_type_map.get(name, _Base.BackendType.CUSTOM)
             self._register_backend(torch.device(device), kind, self._others[device])
 
     # ---- the way of a collective ----
@@ -247,9 +245,9 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
             return kinds.SUCCESS
         if isinstance(failure, CommTimeoutError):
             return kinds.TIMEOUT
-        elsewhere = failure.rank not in (None, self.comm.rank)
-        is_remote = isinstance(failure, PeerLostError) or elsewhere
-        return kinds.REMOTE_ERROR if is_remote else kinds.COMM_ERROR
+        if isinstance(failure, PeerLostError) or failure.rank not in (None, self.comm.rank):
+            return kinds.REMOTE_ERROR
+        return kinds.COMM_ERROR
 
     # ---- names ----
 
@@ -372,8 +370,8 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         """Joins these ranks of the group, all of which call it, this one among them."""
         store, options = _PrefixStore(f"{name}/", self._store), options_of(opts or self._options)
         rank = list(ranks).index(self._place[0])
-        seconds = timeout or datetime.timedelta(seconds=self._seconds)
-        comm = connect(store, rank, len(ranks), seconds, options, name)
+        timeout = timeout or datetime.timedelta(seconds=self._seconds)
+        comm = connect(store, rank, len(ranks), timeout, options, name)
         return RingcommGroup(store, comm, options)
 
     def _require_no_others(self, what: str) -> None:

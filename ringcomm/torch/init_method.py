@@ -7,6 +7,7 @@ env://, torch's default, fails under such a launcher, the error names this schem
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 from collections.abc import Callable, Iterator
@@ -37,25 +38,17 @@ def _naming_scheme(handler: Callable[..., Iterator[Any]]) -> Callable[..., Itera
         try:
             yield from handler(url, *args, **settings)
         except ValueError as error:
-            launcher = _other_launcher()
-            if launcher is not None:
-                error.args = (
-                    f"{error}. {launcher} has started this process, and sets other variables: give "
-                    f'init_process_group(..., init_method="{SCHEME}://"), which reads them',
-                )
+            with contextlib.suppress(ConfigError):
+                me = detect(os.environ)
+                if me is not None and me.launcher not in ("env", "torchrun"):
+                    error.args = (
+                        f"{error}. {me.launcher} has started this process, and sets other "
+                        "variables: give init_process_group(..., "
+                        f'init_method="{SCHEME}://"), which reads them',
+                    )
             raise
 
     return meet
-
-
-def _other_launcher() -> str | None:
-    try:
-        launched = detect(os.environ)
-    except ConfigError:
-        return None
-    if launched is None or launched.launcher in ("env", "torchrun"):
-        return None
-    return launched.launcher
 
 
 def _meet(url: str, timeout: Any = _PATIENCE, **_: Any) -> Iterator[tuple[Any, int, int]]:

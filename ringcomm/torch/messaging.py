@@ -18,14 +18,12 @@ class Messaging(Submitter):
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> RingWork:
         """Sends to a rank of this group, for a receive of the same tag."""
-        source = one(tensors, "send")
-        call = moving_call(lib.RC_SEND, source, None, self._peer(dst), check_tag(tag))
+        call = moving_call(lib.RC_SEND, one(tensors, "send"), None, self._peer(dst), check_tag(tag))
         return self._start("send", [call], list(tensors))
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> RingWork:
         """Receives what a rank of this group sends with this tag."""
-        target = one(tensors, "recv")
-        call = moving_call(lib.RC_RECV, None, target, self._peer(src), check_tag(tag))
+        call = moving_call(lib.RC_RECV, None, one(tensors, "recv"), self._peer(src), check_tag(tag))
         return self._start("recv", [call], list(tensors))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> RingWork:

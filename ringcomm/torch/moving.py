@@ -40,8 +40,8 @@ class Moving(Submitter):
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:
         """Gathers into a list of world_size tensors like the input."""
-        source = one(inputs, "all_gather")
-        return self._collect("all_gather", lib.RC_ALLGATHER, outputs, source, opts)
+        name = "all_gather"
+        return self._collect(name, lib.RC_ALLGATHER, outputs, one(inputs, name), opts)
 
     def _collect(
         self,

@@ -97,5 +97,6 @@ def as_reduced(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _no_such(kind: Any, tensor: torch.Tensor) -> TensorError:
-    name = getattr(kind, "name", kind)
-    return TensorError(f"ReduceOp.{name} is not defined for tensors of {tensor.dtype}")
+    return TensorError(
+        f"ReduceOp.{getattr(kind, 'name', kind)} is not defined for tensors of {tensor.dtype}"
+    )

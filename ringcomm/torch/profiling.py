@@ -53,17 +53,15 @@ def bucket_range(
     with record_function(f"ringcomm:bucket {account.position} {codec}, {size}") as record:
         future: _Future = record._call_end_callbacks_on_future(launch())
     if bucket.last:
+
+        def record_sent() -> None:
+            for number, moved in account.latest_buckets():
+                with record_function(f"ringcomm:bucket {number} sent {sent_text(moved, rails())}"):
+                    pass
+
         # Queued twice: so it runs after the callbacks that DDP queues after the last bucket.
-        after_backward(
-            lambda: after_backward(lambda: _record_sent(account.latest_buckets(), rails()))
-        )
+        after_backward(lambda: after_backward(record_sent))
     return future
-
-
-def _record_sent(buckets: Sequence[tuple[int, Moved]], rails: Sequence[str]) -> None:
-    for number, moved in buckets:
-        with record_function(f"ringcomm:bucket {number} sent {sent_text(moved, rails)}"):
-            pass
 
 
 def sent_text(moved: Moved, rails: Sequence[str]) -> str:

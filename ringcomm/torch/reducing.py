@@ -137,9 +137,8 @@ class Reducing(Submitter):
         root: int = 0,
     ) -> Call:
         if how.factor is not None:
-            scaled = (src.detach() * how.factor).detach()
-            src = scaled.to(src.dtype)  # a factor that is a tensor may promote
-        compression = self._compression(how.op, src) if collective == lib.RC_ALLREDUCE else None
+            # A factor that is a tensor may promote.
+            src = (src.detach() * how.factor).detach().to(src.dtype)
         source = memory_of(as_reduced(src), writable=src is dst)
         target: View | None = source
         if dst is not src:
@@ -151,7 +150,7 @@ class Reducing(Submitter):
             (source if target is None else target).count,
             how.op,
             root,
-            compression=compression,
+            compression=self._compression(how.op, src) if collective == lib.RC_ALLREDUCE else None,
         )
 
     def _compression(self, op: str, tensor: torch.Tensor) -> str | None:

@@ -67,8 +67,7 @@ def as_moved(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype in KNOWN:
         return tensor
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.detach().resolve_conj())
-        return tensor if tensor.dtype in KNOWN else as_moved(tensor)
+        return as_moved(torch.view_as_real(tensor.detach().resolve_conj()))
     return tensor.detach().view(_MOVES_AS[tensor.element_size()])
 
 
@@ -108,8 +107,7 @@ def staged(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> View:
         reads: whether the collective reads its values; else it only receives.
     """
     source = tensor.detach()
-    pinned = source.device.type == "cuda"
-    host = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=pinned)
+    host = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=source.is_cuda)
     streams = side_streams([source.device])
 
     def bring(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -119,10 +117,6 @@ def staged(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> View:
     if reads:
         bring(host, source)
     found = view(host, writable)
-
-    def finish() -> None:
-        bring(source, host)
-
     return View(
         tensor,
         (found, source, host),
@@ -131,7 +125,7 @@ def staged(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> View:
         found.shape,
         found.count,
         source.new_empty,
-        finish if writable else None,
+        (lambda: bring(source, host)) if writable else None,
         is_copy=writable,
     )
 
@@ -191,10 +185,9 @@ def _extent(tensor: torch.Tensor) -> int:
 
 def unpack(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
     """Copies a flat tensor into several, in order."""
-    at = 0
-    for tensor in tensors:
-        copy(tensor, flat[at : at + tensor.numel()])
-        at += tensor.numel()
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        copy(tensor, part)
 
 
 def require_alike(tensors: Sequence[torch.Tensor], like: torch.Tensor, what: str) -> None:

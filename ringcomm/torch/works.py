@@ -230,8 +230,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         """Runs ``after`` on torch's current stream."""
         with cuda.current_stream():
             self._order()
-        devices = _devices(self._tensors)
-        streams = {device: torch.cuda.current_stream(device) for device in devices}
+        streams = {device: torch.cuda.current_stream(device) for device in _devices(self._tensors)}
         for tensor in (*self._used, *self._tensors):  # perhaps allocated on another stream
             if tensor.device in streams:
                 tensor.record_stream(streams[tensor.device])
@@ -291,9 +290,11 @@ def _devices(tensors: Sequence[torch.Tensor]) -> list[Any]:
 
 def together(works: Sequence[RingWork]) -> RingWork:
     """Joins several works to one."""
-    tensors = [tensor for work in works for tensor in work.result()]
-    parts = [part for work in works for part in work._parts]
-    return RingWork(parts, tensors, functools.partial(wait_for_all, works))
+    return RingWork(
+        [part for work in works for part in work._parts],
+        [tensor for work in works for tensor in work.result()],
+        functools.partial(wait_for_all, works),
+    )
 
 
 def wait_for_all(works: Sequence[RingWork]) -> None:

@@ -78,8 +78,7 @@ def device_view(
 def _dtype_of(obj: Any, about: dict[str, Any]) -> str:
     name = str(getattr(obj, "dtype", ""))
     if not name.endswith("bfloat16"):  # the interface has no name for bfloat16
-        found = np.dtype(about["typestr"])
-        name = shown_dtype(found)
+        name = shown_dtype(np.dtype(about["typestr"]))
     return dtype_named(name)
 
 

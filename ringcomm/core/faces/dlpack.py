@@ -53,9 +53,12 @@ _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char
 
 def takes(obj: Any) -> bool:
     """True for an object that says by DLPack alone that it lies on a GPU."""
-    if hasattr(obj, "__array_interface__") or not hasattr(obj, "__dlpack__"):
-        return False
-    return hasattr(obj, "__dlpack_device__") and int(obj.__dlpack_device__()[0]) in _GPU
+    return (
+        not hasattr(obj, "__array_interface__")
+        and hasattr(obj, "__dlpack__")
+        and hasattr(obj, "__dlpack_device__")
+        and int(obj.__dlpack_device__()[0]) in _GPU
+    )
 
 
 def read_capsule(capsule: Any) -> Found:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import TensorError
-from ..native import ffi
+from ..native import address_of, ffi
 from ..views import NOT_WRITABLE, PLAIN, Plain, View, class_name, dtype_named, shares_memory
 
 _from_buffer = ffi.from_buffer
@@ -24,7 +24,48 @@ def takes(obj: Any) -> bool:
 def view(obj: Any, writable: bool) -> View:
     """Makes a View of an array, or of an object that numpy can wrap; core.faces.view documents
     it."""
-    return _view(obj, _as_array(obj), writable)
+    array = _as_array(obj)
+    dtype = _dtype_name(array.dtype)
+    if writable and array is not obj and isinstance(obj, np.generic):
+        raise TensorError(
+            f"{class_name(obj)} is a number, which the result cannot be written to; pass "
+            "np.array([x]), or out="
+        )
+    if isinstance(array, np.ma.MaskedArray):
+        raise TensorError("the array has a mask, which is not sent; pass its .data, or .filled(0)")
+    if writable and not array.flags.writeable:
+        raise TensorError(
+            f"{class_name(obj)} is read-only, and the result would be written to it; pass out= or "
+            "a copy"
+        )
+    dense = array
+    finish = None
+    flags = array.flags
+    if not (flags.c_contiguous and flags.aligned):
+        dense = np.array(array, order="C", copy=True)
+        if writable:
+            if shares_memory(array.shape, array.strides, array.itemsize):
+                raise TensorError(NOT_WRITABLE)
+            target = array.view()  # the caller may change the flags or shape of its own array
+
+            def finish() -> None:
+                target[...] = dense
+
+    try:
+        address = address_of(_from_buffer(dense))
+    except (TypeError, ValueError, BufferError):  # a dtype that the buffer protocol lacks
+        address = dense.__array_interface__["data"][0]
+    return View(
+        obj,
+        (array, dense),
+        address,
+        dtype,
+        array.shape,
+        array.size,
+        lambda shape: np.empty(shape, array.dtype),
+        finish,
+        is_copy=finish is not None,
+    )
 
 
 def _plain(array: np.ndarray[Any, Any]) -> Plain | None:
@@ -89,52 +130,3 @@ def shown_dtype(dtype: np.dtype[Any]) -> str:
     other = "big" if sys.byteorder == "little" else "little"
     native = dtype.names or not dtype.itemsize or dtype.isnative
     return dtype.name if native else f"{other}-endian {dtype.name}"
-
-
-def _view(obj: Any, array: np.ndarray[Any, Any], writable: bool) -> View:
-    dtype = _dtype_name(array.dtype)
-    if writable and array is not obj and isinstance(obj, np.generic):
-        raise TensorError(
-            f"{class_name(obj)} is a number, which the result cannot be written to; pass "
-            "np.array([x]), or out="
-        )
-    if isinstance(array, np.ma.MaskedArray):
-        raise TensorError("the array has a mask, which is not sent; pass its .data, or .filled(0)")
-    if writable and not array.flags.writeable:
-        raise TensorError(
-            f"{class_name(obj)} is read-only, and the result would be written to it; pass out= or "
-            "a copy"
-        )
-    dense = array
-    finish = None
-    flags = array.flags
-    if not (flags.c_contiguous and flags.aligned):
-        dense = np.array(array, order="C", copy=True)
-        if writable:
-            if shares_memory(array.shape, array.strides, array.itemsize):
-                raise TensorError(NOT_WRITABLE)
-            target = array.view()  # the caller may change the flags or shape of its own array
-
-            def finish() -> None:
-                target[...] = dense
-
-    return View(
-        obj,
-        (array, dense),
-        _address(dense),
-        dtype,
-        array.shape,
-        array.size,
-        lambda shape: np.empty(shape, array.dtype),
-        finish,
-        is_copy=finish is not None,
-    )
-
-
-def _address(dense: np.ndarray[Any, Any]) -> int:
-    """Returns the address of a dense array."""
-    try:
-        return int(ffi.cast("uintptr_t", ffi.from_buffer(dense)))
-    except (TypeError, ValueError, BufferError):  # a dtype that the buffer protocol lacks
-        address: int = dense.__array_interface__["data"][0]
-        return address
