@@ -72,6 +72,7 @@ class HookState(Checkpointed):
         compression: how float32 and float64 gradients travel: None or "none", "bf16", "fp16",
             "int8", "fp8", "int4", "int2" or "onebit". From int8 on, parameters of one dimension and
             those below ``threshold`` travel at bf16. Gradients of 16-bit models are not compressed.
+            Complex ones travel as pairs of real numbers, from int8 on at bf16.
             "auto": none, bf16 or int8, chosen by measurements of link and model, and anew as they
             change. A CodecPolicy, such as Auto(model, allow=["int4"]): it chooses for each step.
         comm: the communicator; None: at the time of the first bucket, that of the default process

@@ -294,6 +294,8 @@ class OneStepStale(Pace):
             parameter = named[name]
             flat = torch.empty(mean.numel(), dtype=mean.dtype, device=parameter.device)
             in_shape_of(parameter, flat).copy_(mean.view(parameter.shape))
+            if flat.is_complex():  # as in a bucket
+                flat = torch.view_as_real(flat).view(-1)
             self._pending[id(parameter)] = _PendingMean(flat, None, state["loss_scale"])
         self._stores = {}
         if self._correction is not None:
