@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import pickle
 import re
+import time
 import weakref
 from typing import Any
 
@@ -274,9 +275,7 @@ def test_a_failed_step_ends_in_order_and_the_next_one_raises_the_error() -> None
         model = Net()
         state = state_of(comm, model, "bf16")
         every = [(p, torch.ones(p.shape)) for _, p in trained(model)]
-        buckets = [
-            Bucket([p], [g], last) for (p, g), last in zip(every, (False, True), strict=False)
-        ]
+        buckets = [Bucket([p], [g], bool(index), index) for index, (p, g) in enumerate(every[:2])]
         if comm.rank == 1:
             comm.abort("had enough")
         for bucket in buckets:
@@ -287,6 +286,34 @@ def test_a_failed_step_ends_in_order_and_the_next_one_raises_the_error() -> None
         for _ in range(2):
             with pytest.raises(AbortedError, match="had enough"):
                 allreduce_hook(state, buckets[0])  # type: ignore[arg-type]
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize("pace", ["every", Stale1(dense_steps=0)], ids=["every", "stale1"])
+def test_a_backward_that_raised_midway(pace: Any) -> None:
+    """Its bucket in flight is waited for, and the next backward is a step of its own."""
+
+    def body(comm: Communicator) -> None:
+        model = Net()
+        state, other = (state_of(comm, model, "int4", pace=pace) for _ in range(2))
+        for one in (state, other):
+            reduce(one, model, gradients_of(model, comm.rank, 0), 2)
+        saved = state.state_dict()
+        half = [(p, torch.ones(p.shape)) for _, p in trained(model)[::2]]
+        time.sleep(0.1 * comm.rank)  # the first has to wait
+        allreduce_hook(state, Bucket(*map(list, zip(*half, strict=True)), last=False))  # type: ignore[arg-type]
+        assert state.state_dict()
+        state.load_state_dict(saved)
+        for step in (1, 2):
+            got, due = (
+                reduce(one, model, gradients_of(model, comm.rank, step)) for one in (state, other)
+            )
+            assert all(torch.equal(got[name], due[name]) for name in due)
+        for one in (state, other):
+            one.flush()
+        assert [step["buckets"] for step in state.report().steps] == [2, 1, 1]
+        assert state.steps == 3
 
     run_ranks(2, body)
 

@@ -125,6 +125,7 @@ class Auto:
 
     def begin(self, step: int, exchange: CommExchange) -> None:
         """Sends this rank's measurements, and takes the decision that is due in this step."""
+        self._current = []
         if exchange.is_alone:
             return
         if self._agreement is None:

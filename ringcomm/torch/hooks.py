@@ -155,7 +155,7 @@ class HookState(Checkpointed):
             self.name_parameters(model)
         self._pace.require(self._policy.codecs)
         self.residuals.set_codec(self.compression, needs_feedback(self._policy))
-        self._running = self._is_compared = False
+        self._is_compared = False
         self._watch: AdamWatch | None = None
         guards.watch_hook(self)
 
@@ -233,6 +233,7 @@ class HookState(Checkpointed):
     def saved(self, *, own: bool) -> dict[str, Any]:
         """Returns residuals and gradients in flight, by parameter, the policy's state, and the
         number of steps beside any of these or a warm-up. Empty if there is nothing to keep."""
+        self._pace.finish_previous_step(self.steps)
         policy = self._policy.state_dict()
         if policy and not own:
             policy = self.transport.exchange.shared(policy)
@@ -313,7 +314,8 @@ class HookState(Checkpointed):
     def launch(self, bucket: GradBucket) -> GradientFuture:
         """Takes a bucket from DDP, and returns the Future for ``allreduce_hook``."""
         gradients = GradientBucket.from_ddp(bucket)
-        self._begin_step()
+        if bucket.index() == 0:
+            self._begin_step()
         if self._watch is not None:
             self._watch.see(one.tensor for one in gradients.slices)
         if self.error is not None:  # an earlier bucket failed, but DDP must see the step's end
@@ -336,7 +338,6 @@ class HookState(Checkpointed):
                 else:
                     future = self._pace.launch(gradients, codec)
             except BaseException as error:  # backward ends here
-                self._running = False
                 if not isinstance(error, RingcommError):
                     text = f"a bucket was not sent: {type(error).__name__}: {error}"
                     self.transport.error = self.error or RingcommError(text)
@@ -344,17 +345,16 @@ class HookState(Checkpointed):
                     self.transport.error = self.error or error  # some of the step may be in flight
                 raise
         if gradients.last:
-            self._running = False
             self.steps += 1
         return future
 
     def _begin_step(self) -> None:
-        """Does what is due once in a step, before its first bucket."""
-        if self._running:
-            return
+        """Does what is due once in a step, before its first bucket. The step before may lack its
+        last one, as backward has raised."""
         self._pace.finish_previous_step(self.steps)
         if self.error is not None:
             raise self.error
+        self.account.drop_step()
         self.transport.begin()
         self.residuals.commit_or_undo()
         finite = self.residuals.take_verdict()
@@ -362,7 +362,6 @@ class HookState(Checkpointed):
             self._policy.note(report, finite)
         self._follow_scaler()
         comm = self.comm
-        self._running = True
         try:
             self._require_alike(comm)
         except RingcommError as error:  # raised by this step's Futures
@@ -371,10 +370,8 @@ class HookState(Checkpointed):
         try:
             with naming("the agreement of HookState('auto')"):
                 self._policy.begin(self.steps, self.transport.exchange)
-        except BaseException as error:  # backward ends here
-            self._running = False
-            if isinstance(error, RingcommError):
-                self.transport.error = self.error or error
+        except RingcommError as error:  # backward ends here
+            self.transport.error = self.error or error
             raise
         self.account.note_codec(self.steps, self._policy.codec(self.steps).name)
         self._watch_adam()

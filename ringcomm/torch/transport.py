@@ -74,6 +74,10 @@ class Transport(Protocol):
     def begin(self) -> None:
         """Called before the first bucket of a step."""
 
+    def finish_step(self) -> None:
+        """Called before the Futures of a step are waited for: its last bucket may never come, as
+        backward has raised."""
+
     def launch(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
         """Submits a bucket, in the thread of backward. Returns a Future of its buffer, which then
         holds the means, or of ``error``."""
@@ -149,6 +153,9 @@ class FlatTransport(Transport):
 
     def begin(self) -> None:
         """Does nothing."""
+
+    def finish_step(self) -> None:
+        """Does nothing: each bucket goes its way alone."""
 
     def launch(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
         means = _Means(self, bucket, codec)

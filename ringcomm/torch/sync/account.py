@@ -171,11 +171,18 @@ class Account:
 
     def reset(self) -> None:
         """Zeroes the totals; the coming step counts from now on."""
+        self.drop_step()
         with self._lock:
-            if self._step is not None and self._step in self._unreported:
-                self._unreported.remove(self._step)  # it never ends
             self._zero()
             self._ended = time.perf_counter()
+
+    def drop_step(self) -> None:
+        """Drops a step that has begun and does not end; its buckets count in the totals only."""
+        with self._lock:
+            step, self._step = self._step, None
+            for steps in (self._steps, self._unreported):
+                if step is not None and step in steps:
+                    steps.remove(step)
 
     def submit(
         self, nbytes: int, last: bool, began: float | None = None
