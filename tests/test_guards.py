@@ -210,7 +210,7 @@ def test_onebit_is_refused_where_it_is_divided_by_what_is_learnt_of_it(
 
 
 def test_onebit_is_refused_where_it_is_chosen_or_used_later() -> None:
-    """By another codec in mid-run, and where SGD has stepped other parameters before."""
+    """By another codec in mid-run, and where SGD has stepped others, or all of them, before."""
 
     def body(comm: Communicator) -> None:
         model = Net()
@@ -225,22 +225,25 @@ def test_onebit_is_refused_where_it_is_chosen_or_used_later() -> None:
                     adam.step()
             else:
                 adam.step()
+        torch.optim.SGD(others, lr=0.1).step()
+        with pytest.raises(ConfigError, match="onebit' under AdamW"):
+            adam.step()
 
     run_ranks(1, body)
 
 
 @pytest.mark.parametrize(
-    ("codec", "pace", "kind", "force", "warned"),
+    ("codec", "pace", "kind", "force", "warned", "watches"),
     [
-        ("onebit", "every", "AdamW", True, 0),
-        ("onebit", "every", "SGD", False, 0),
-        ("int4", "every", "AdamW", False, 0),
-        ("int4", Stale1(correction=False), "AdamW", False, 1),
-        ("int4", Stale1(correction=False), "RMSprop", False, 0),
+        ("onebit", "every", "AdamW", True, 0, 0),
+        ("onebit", "every", "SGD", False, 0, 1),
+        ("int4", "every", "AdamW", False, 0, 0),
+        ("int4", Stale1(correction=False), "AdamW", False, 1, 0),
+        ("int4", Stale1(correction=False), "RMSprop", False, 0, 1),
     ],
 )
 def test_what_does_not_suit_is_warned_of_once_and_then_not_watched(
-    codec: str, pace: Any, kind: str, force: bool, warned: int
+    codec: str, pace: Any, kind: str, force: bool, warned: int, watches: int
 ) -> None:
     gc.collect()  # hooks of states that other tests have left
     before = len(before_steps)
@@ -259,10 +262,10 @@ def test_what_does_not_suit_is_warned_of_once_and_then_not_watched(
         texts = [str(w.message) for w in caught if "force=True" in str(w.message)]
         assert len(texts) == warned
         assert all(kind in text for text in texts)
-        assert len(before_steps) == before
+        assert len(before_steps) == before + watches
         late = state_of(comm, model, "onebit")
         reduce(late, model, gradients_of(model, comm.rank, 9))
-        assert len(before_steps) == before + 1
+        assert len(before_steps) == before + watches + 1
         del late, state
         until = time.monotonic() + PATIENCE
         while len(before_steps) > before and time.monotonic() < until:

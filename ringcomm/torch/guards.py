@@ -312,23 +312,14 @@ class AdamWatch:
     def _look(self, optimizer: Any) -> None:
         """Checks an optimizer that is about to step. Raises ConfigError, through
         ``optimizer.step()``, if the rule refuses it."""
-        if not has_any(optimizer, self._ids):
-            return
-        if self.unsuited.suits(type(optimizer)):
-            for group in optimizer.param_groups:
-                self._ids.difference_update(map(id, group["params"]))
-            if not self._ids:
-                self._end()
+        if self.unsuited.suits(type(optimizer)) or not has_any(optimizer, self._ids):
             return
         text = self.unsuited.text.format(name=type(optimizer).__name__)
         if self.unsuited.refused:
             raise ConfigError(text)
-        self._end()
-        warnings.warn(text, stacklevel=4)  # reported at the caller's line, above torch's
-
-    def _end(self) -> None:
         self._is_over = True
         before_steps.remove(self._look)
+        warnings.warn(text, stacklevel=4)  # reported at the caller's line, above torch's
 
 
 # ---- others ----
