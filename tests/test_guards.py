@@ -28,7 +28,15 @@ from torch import nn
 
 from ringcomm import Communicator, ConfigError
 from ringcomm.torch import HookState, SilenceWarning, Stale1
-from ringcomm.torch.guards import NOTHING, ONEBIT, SILENT_STEPS, STALE, FirstBatch, digest_of
+from ringcomm.torch.guards import (
+    NOTHING,
+    ONEBIT,
+    SILENT_STEPS,
+    STALE,
+    FirstBatch,
+    digest_of,
+    refuse_others,
+)
 from ringcomm.torch.optim import OneBitLamb, ZeroOneAdam
 from ringcomm.torch.steps import after_steps, before_steps
 
@@ -142,6 +150,21 @@ def test_others_that_are_not_asked(comm: Communicator) -> None:
     copies = copy.deepcopy(state), HookState("bf16")  # which has no communicator at all
     assert not warned(lambda: step(optimizer))
     del copies
+
+
+def test_a_hook_that_waits_for_the_garbage_collector_is_no_other() -> None:
+    model = nn.Linear(2, 2)
+    ids = set(map(id, model.parameters()))
+    gc.disable()
+    try:
+        state: Any = HookState("bf16", model=model)
+        with pytest.raises(ConfigError, match="a HookState was made for parameters of this Muon"):
+            refuse_others(ids, "Muon")
+        state.itself = state
+        del state
+        refuse_others(ids, "Muon")
+    finally:
+        gc.enable()
 
 
 def test_steps_are_followed_only_where_something_is_watched(comm: Communicator) -> None:

@@ -43,6 +43,7 @@ comes before anything has been stepped or sent, on all ranks alike, as all see t
 from __future__ import annotations
 
 import dataclasses
+import gc
 import hashlib
 import threading
 import warnings
@@ -365,12 +366,13 @@ def refuse_others(ids: Collection[int], name: str) -> None:
         ids: id() of each parameter.
         name: the optimizer's class.
     """
-    for state in list(_hooks):
-        if not set(state.parameter_ids).isdisjoint(ids):
-            raise ConfigError(
-                f"a {type(state).__name__} was made for parameters of this {name}: the hook would "
-                f"send the gradients and {name} its state. Use one of the two"
-            )
+    if _hooks_of(ids):
+        gc.collect()  # they may only wait for it
+    for state in _hooks_of(ids):
+        raise ConfigError(
+            f"a {type(state).__name__} was made for parameters of this {name}: the hook would send "
+            f"the gradients and {name} its state. Use one of the two"
+        )
     if _exchanging(ids):
         raise ConfigError(
             f"parameters of this {name} are in a DistributedDataParallel, which sends the "
@@ -378,6 +380,11 @@ def refuse_others(ids: Collection[int], name: str) -> None:
             "or call ringcomm.torch.attach(model, optimizer), which stops DDP's exchange for "
             "good, as ddp.require_backward_grad_sync = False does"
         )
+
+
+def _hooks_of(ids: Collection[int]) -> list[GradientHook]:
+    """Returns the hooks' states that were made for one of these parameters."""
+    return [state for state in list(_hooks) if not set(state.parameter_ids).isdisjoint(ids)]
 
 
 def _exchanging(ids: Container[int]) -> list[DistributedDataParallel]:
