@@ -155,7 +155,7 @@ class Auto:
         """Notes the bucket's size and the time when it was ready."""
         if self._agreement is None:
             return
-        if not self._ids:
+        if bucket.slices and not self._ids:
             before_steps.add(self._see)
         self._ids.update(id(one.tensor) for one in bucket.slices)
         self._current.append((time.perf_counter(), _bucket_size(bucket)))
