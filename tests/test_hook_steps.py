@@ -325,6 +325,12 @@ def test_a_model_that_was_moved_since() -> None:
         allreduce_hook(HookState(), bucket)  # type: ignore[arg-type]
 
 
+def test_single_gradients_are_refused() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    with pytest.raises(ConfigError, match=r"takes buckets of gradients, and .*'python_reducer'"):
+        allreduce_hook(HookState(), (torch.ones(3), parameter))  # type: ignore[arg-type]
+
+
 def test_parameters_of_a_model_with_a_part_called_module() -> None:
     model = nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in ("module", "head")})
     names = {"module.weight", "head.weight"}

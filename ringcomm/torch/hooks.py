@@ -515,13 +515,19 @@ def allreduce_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future
     the end of backward, where DDP makes it a RuntimeError with the error's text; ``state.error`` is
     the error itself, which every later backward raises.
 
-    Raises ConfigError for another state than a HookState, and TensorError for gradients that are
-    sparse, or on another device than their parameters, in backward and on every rank.
+    Raises ConfigError for another state than a HookState, or under torch's python_reducer, and
+    TensorError for gradients that are sparse, or on another device than their parameters, in
+    backward and on every rank.
     """
     if not isinstance(state, HookState):
         raise ConfigError(
             f"allreduce_hook was registered with {state!r} as its state; use "
             "ddp.register_comm_hook(HookState(...), allreduce_hook)"
+        )
+    if not hasattr(bucket, "buffer"):
+        raise ConfigError(
+            "allreduce_hook takes buckets of gradients, and DDP brings single ones under "
+            "torch._dynamo.config.optimize_ddp = 'python_reducer'; leave that at its default"
         )
     _require_dense(bucket.buffer(), bucket)
     return state.launch(bucket)
