@@ -206,6 +206,18 @@ def test_a_correction_is_its_ranks_alone() -> None:
     run_ranks(1, body)
 
 
+def test_a_parameter_that_no_rank_has_used_stays_without_a_gradient() -> None:
+    def body(comm: Communicator) -> None:
+        model = Net()
+        state = stale(comm, model, dense=0)
+        gradients = gradients_of(model, comm.rank, 0)
+        gradients["head"].zero_()
+        reduce(state, model, gradients)
+        assert flushed(state, model).keys() == gradients.keys() - {"head"}
+
+    run_ranks(1, body)
+
+
 # ---- complex gradients ----
 
 

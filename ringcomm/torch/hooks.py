@@ -295,7 +295,8 @@ class HookState(Checkpointed):
 
     def flush(self) -> bool:
         """Applies the late gradient of pace="stale1": waits for the gradient in flight and writes
-        its mean over ``parameter.grad``. Returns whether there was one.
+        its mean over ``parameter.grad``; a grad that is None stays so where the mean is zero, as of
+        a parameter that no rank has used. Returns whether there was one.
 
             if state.flush():               # all ranks, right after optimizer.step()
                 optimizer.step()

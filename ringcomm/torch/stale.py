@@ -207,14 +207,15 @@ class OneStepStale(Pace):
     # ---- between steps ----
 
     def flush(self) -> bool:
-        """Waits for the gradients in flight, and writes their means over ``parameter.grad``."""
+        """Waits for the gradients in flight, and writes their means over ``parameter.grad``; but
+        zeros only where there is one."""
         pending = self._pending_means()
         for parameter, mean in pending.values():
             gradient = in_shape_of(parameter, mean)
-            if parameter.grad is None:
-                parameter.grad = gradient.clone()
-            else:
+            if parameter.grad is not None:
                 parameter.grad.copy_(gradient)
+            elif gradient.any():  # else no rank has used it, and DDP has left it without one
+                parameter.grad = gradient.clone()
         self._pending, self._stores = {}, {}
         if self._correction is not None:
             self._correction.end_backward()
