@@ -75,8 +75,8 @@ class HookState(Checkpointed):
             Complex ones travel as pairs of real numbers, from int8 on at bf16.
             "auto": none, bf16 or int8, chosen by measurements of link and model, and anew as they
             change. A CodecPolicy, such as Auto(model, allow=["int4"]): it chooses for each step.
-        comm: the communicator; None: at the time of the first bucket, that of the default process
-            group if its backend is "ringcomm", else ringcomm's default one.
+        comm: the communicator; None: at the time of the first bucket, that of DDP's process group
+            if its backend is "ringcomm", else ringcomm's default one, for as many ranks as DDP's.
         model: the model that is trained, in DDP or not. Error feedback needs it, as residuals are
             kept by its parameters' names.
         feedback: None: error feedback where the codec needs it (int4, int2, onebit). True: with
@@ -316,7 +316,7 @@ class HookState(Checkpointed):
         """Takes a bucket from DDP, and returns the Future for ``allreduce_hook``."""
         gradients = GradientBucket.from_ddp(bucket)
         if bucket.index() == 0:
-            self._begin_step()
+            self._begin_step(gradients)
         if self._watch is not None:
             self._watch.see(one.tensor for one in gradients.slices)
         if self.error is not None:  # an earlier bucket failed, but DDP must see the step's end
@@ -349,14 +349,14 @@ class HookState(Checkpointed):
             self.steps += 1
         return future
 
-    def _begin_step(self) -> None:
+    def _begin_step(self, bucket: GradientBucket) -> None:
         """Does what is due once in a step, before its first bucket. The step before may lack its
         last one, as backward has raised."""
         self._pace.finish_previous_step(self.steps)
         if self.error is not None:
             raise self.error
         self.account.drop_step()
-        self.transport.begin()
+        self.transport.begin(bucket)
         self.residuals.commit_or_undo()
         finite = self.residuals.take_verdict()
         for report in self.account.unreported_steps():

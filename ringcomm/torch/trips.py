@@ -89,7 +89,7 @@ class HierarchicalTransport(Transport):
 
     # ---- a step ----
 
-    def begin(self) -> None:
+    def begin(self, bucket: GradientBucket) -> None:
         """Makes this rank's row watch over the step."""
         self.grid.watch(self.fail)
 
