@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..codecs import CODECS, Codec
-from .named_feedback import COMPRESSIBLE, NamedFeedback
+from .named_feedback import COMPRESSIBLE, NamedFeedback, is_by_rows
 from .sync.bucket import Slice
 from .sync.pending import Wire
 
@@ -68,10 +68,9 @@ def in_shape_of(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
     one as pairs of real numbers."""
     if parameter.is_complex() and not flat.is_complex():
         flat = torch.view_as_complex(flat.view(-1, 2))
-    strides = parameter.stride()
-    if parameter.is_contiguous() or torch.empty_like(parameter, device="meta").stride() != strides:
+    if is_by_rows(parameter):
         return flat.view(parameter.shape)
-    return flat.as_strided(parameter.shape, strides, flat.storage_offset())
+    return flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -241,7 +241,8 @@ class HookState(Checkpointed):
         state: dict[str, Any] = {key: part for key, part in parts.items() if part}
         if self.residuals.keeps:
             self.residuals.commit_or_undo()
-            state["feedback"] = self.transport.joined(self.feedback.saved(self.comm, own=own))
+            feedback = self.transport.joined(self.feedback.saved(self.comm, own=own))
+            state["feedback"] = {**feedback, "strides": self.residuals.saved_strides()}
         if self.warmup_steps or state:
             state |= {"format": _FORMAT, "steps": self.steps}
         return state
@@ -256,10 +257,10 @@ class HookState(Checkpointed):
             strict: False: ignores residuals of parameters that are not trained, or small, here.
 
         Raises:
-            ConfigError: the state is of another model or threshold, or ``state_dict`` of a world of
-                another size; or this hook can keep no residuals, with feedback=False or no model.
-                (With ``state_dict`` of another rank of as many, residuals start from zero, with a
-                warning.)
+            ConfigError: the state is of another model, memory format or threshold, or
+                ``state_dict`` of a world of another size; or this hook can keep no residuals, with
+                feedback=False or no model. (With ``state_dict`` of another rank of as many,
+                residuals start from zero, with a warning.)
         """
         if not state:
             return
