@@ -34,9 +34,14 @@ class Bucket:
     """What DDP gives a hook: the gradients of some parameters, one after the other."""
 
     def __init__(
-        self, parameters: list[nn.Parameter], gradients: list[torch.Tensor], last: bool = True
+        self,
+        parameters: list[nn.Parameter],
+        gradients: list[torch.Tensor],
+        last: bool = True,
+        index: int = 0,
     ) -> None:
         self._parameters = parameters
+        self._index = index
         self._last = last
         self._buffer = torch.cat([g.reshape(-1) for g in gradients])
         self._views = []
@@ -44,6 +49,9 @@ class Bucket:
         for g in gradients:
             self._views.append(self._buffer[start : start + g.numel()].view(g.shape))
             start += g.numel()
+
+    def index(self) -> int:
+        return self._index
 
     def is_last(self) -> bool:
         return self._last
@@ -111,7 +119,8 @@ def reduce(
     for start in range(0, len(names), size):
         part = names[start : start + size]
         last = start + size >= len(names)
-        bucket = Bucket([by_name[n] for n in part], [gradients[n] for n in part], last)
+        index = start // size
+        bucket = Bucket([by_name[n] for n in part], [gradients[n] for n in part], last, index)
         flying.append((part, bucket, allreduce_hook(state, bucket)))  # type: ignore[arg-type]
     results = {}
     for part, bucket, future in flying:

@@ -84,6 +84,19 @@ def test_an_account_of_steps_that_travel_during_the_next() -> None:
     assert [len(account.unreported_steps()), len(account.unreported_steps())] == [3, 0]
 
 
+def test_a_bucket_of_before_a_reset_does_not_count() -> None:
+    account = Account()
+    overs = [account.submit(100, last=True), account.submit(100, last=False)]
+    account.reset()
+    overs.append(account.submit(10, last=True))
+    for over in overs:
+        over([WorkStats(sent_bytes=5)])
+    report = account.report()
+    assert (report.buckets, report.payload_bytes, report.wire_bytes) == (1, 10, 5)
+    assert [step["payload_bytes"] for step in report.steps] == [10]
+    assert [step["payload_bytes"] for step in account.unreported_steps()] == [100, 10]
+
+
 def test_an_account_does_not_grow_for_ever() -> None:
     account = Account()
     for _ in range(KEPT + 5):

@@ -300,6 +300,7 @@ def test_nothing_is_decided_without_measurements_of_all() -> None:
     seen = WindowMedians(10, 0.1, 0.07, busy_s=0.29)
     assert one.decide(20, [seen, WindowMedians()], [BucketSize(10)], [0.0]) is None
     assert one.decide(20, [seen, seen], [], []) is None
+    assert one.decide(20, [seen, seen], [BucketSize(0)], [0.0]) is None
 
 
 class Asked:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import logging
 import pickle
 import types
+import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -25,6 +27,7 @@ from ringcomm.adaptive.law import DELAY, FIRST_WINDOW, Change, Law, Load, Rung, 
 from ringcomm.codecs import parse
 from ringcomm.torch import Auto, HookState, Stale1
 from ringcomm.torch.exchange import CommExchange, GridExchange
+from ringcomm.torch.steps import before_steps
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -77,6 +80,22 @@ def said_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 # ---- the hook ----
+
+
+def test_a_model_without_elements_decides_nothing() -> None:
+    gc.collect()  # hooks of states that other tests have left
+    before = len(before_steps)
+
+    def body(comm: Communicator) -> None:
+        model = nn.Linear(0, 5, bias=False)
+        state = hook(comm, model)
+        for step in range(FIRST + DELAY + 1):
+            reduce(state, model, gradients_of(model, comm.rank, step))
+        assert len(before_steps) <= before
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of a tensor without elements
+        run_ranks(2, body)
 
 
 def test_all_ranks_change_before_the_same_step(

@@ -71,8 +71,10 @@ class Parameter:
 class Bucket:
     """What it asks of a bucket: parameters' gradients, one after the other."""
 
-    def __init__(self, flat: torch.Tensor, parameters: list[Parameter], last: bool) -> None:
-        self._flat, self._parameters, self._last = flat, parameters, last
+    def __init__(
+        self, flat: torch.Tensor, parameters: list[Parameter], last: bool, index: int = 0
+    ) -> None:
+        self._flat, self._parameters, self._last, self._index = flat, parameters, last, index
 
     def buffer(self) -> torch.Tensor:
         return self._flat
@@ -83,6 +85,9 @@ class Bucket:
     def gradients(self) -> list[torch.Tensor]:
         sizes = [one.numel() for one in self._parameters]
         return list(self._flat.split(sizes))
+
+    def index(self) -> int:
+        return self._index
 
     def is_last(self) -> bool:
         return self._last
@@ -107,14 +112,14 @@ def train(
         slow(torch_gpu, state.comm, device)
     for step in range(STEPS):
         futures = []
-        for names in BUCKETS:
+        for index, names in enumerate(BUCKETS):
             parameters = [named[name] for name in names]
             values = torch.randn(sum(map(Parameter.numel, parameters)), generator=random)
             if broken and step == BROKEN and rank == 1 and names == BUCKETS[0]:
                 values[3] = float("inf")
             flat = values.clone() if torch_gpu is None else torch_gpu.tensor(values, gpu)
             flat.add_(1.0)  # the last kernel of backward
-            bucket: Any = Bucket(flat, parameters, names == BUCKETS[-1])
+            bucket: Any = Bucket(flat, parameters, names == BUCKETS[-1], index)
             buckets.append(bucket)  # whose memory is DDP's own
             futures.append(allreduce_hook(state, bucket))
         for future in futures:

@@ -28,7 +28,15 @@ from torch import nn
 
 from ringcomm import Communicator, ConfigError
 from ringcomm.torch import HookState, SilenceWarning, Stale1
-from ringcomm.torch.guards import NOTHING, ONEBIT, SILENT_STEPS, STALE, FirstBatch, digest_of
+from ringcomm.torch.guards import (
+    NOTHING,
+    ONEBIT,
+    SILENT_STEPS,
+    STALE,
+    FirstBatch,
+    digest_of,
+    refuse_others,
+)
 from ringcomm.torch.optim import OneBitLamb, ZeroOneAdam
 from ringcomm.torch.steps import after_steps, before_steps
 
@@ -144,6 +152,21 @@ def test_others_that_are_not_asked(comm: Communicator) -> None:
     del copies
 
 
+def test_a_hook_that_waits_for_the_garbage_collector_is_no_other() -> None:
+    model = nn.Linear(2, 2)
+    ids = set(map(id, model.parameters()))
+    gc.disable()
+    try:
+        state: Any = HookState("bf16", model=model)
+        with pytest.raises(ConfigError, match="a HookState was made for parameters of this Muon"):
+            refuse_others(ids, "Muon")
+        state.itself = state
+        del state
+        refuse_others(ids, "Muon")
+    finally:
+        gc.enable()
+
+
 def test_steps_are_followed_only_where_something_is_watched(comm: Communicator) -> None:
     optimizer = optimizer_of(nn.Linear(2, 2))
     with warnings.catch_warnings():
@@ -210,7 +233,7 @@ def test_onebit_is_refused_where_it_is_divided_by_what_is_learnt_of_it(
 
 
 def test_onebit_is_refused_where_it_is_chosen_or_used_later() -> None:
-    """By another codec in mid-run, and where SGD has stepped other parameters before."""
+    """By another codec in mid-run, and where SGD has stepped others, or all of them, before."""
 
     def body(comm: Communicator) -> None:
         model = Net()
@@ -225,22 +248,25 @@ def test_onebit_is_refused_where_it_is_chosen_or_used_later() -> None:
                     adam.step()
             else:
                 adam.step()
+        torch.optim.SGD(others, lr=0.1).step()
+        with pytest.raises(ConfigError, match="onebit' under AdamW"):
+            adam.step()
 
     run_ranks(1, body)
 
 
 @pytest.mark.parametrize(
-    ("codec", "pace", "kind", "force", "warned"),
+    ("codec", "pace", "kind", "force", "warned", "watches"),
     [
-        ("onebit", "every", "AdamW", True, 0),
-        ("onebit", "every", "SGD", False, 0),
-        ("int4", "every", "AdamW", False, 0),
-        ("int4", Stale1(correction=False), "AdamW", False, 1),
-        ("int4", Stale1(correction=False), "RMSprop", False, 0),
+        ("onebit", "every", "AdamW", True, 0, 0),
+        ("onebit", "every", "SGD", False, 0, 1),
+        ("int4", "every", "AdamW", False, 0, 0),
+        ("int4", Stale1(correction=False), "AdamW", False, 1, 0),
+        ("int4", Stale1(correction=False), "RMSprop", False, 0, 1),
     ],
 )
 def test_what_does_not_suit_is_warned_of_once_and_then_not_watched(
-    codec: str, pace: Any, kind: str, force: bool, warned: int
+    codec: str, pace: Any, kind: str, force: bool, warned: int, watches: int
 ) -> None:
     gc.collect()  # hooks of states that other tests have left
     before = len(before_steps)
@@ -259,10 +285,10 @@ def test_what_does_not_suit_is_warned_of_once_and_then_not_watched(
         texts = [str(w.message) for w in caught if "force=True" in str(w.message)]
         assert len(texts) == warned
         assert all(kind in text for text in texts)
-        assert len(before_steps) == before
+        assert len(before_steps) == before + watches
         late = state_of(comm, model, "onebit")
         reduce(late, model, gradients_of(model, comm.rank, 9))
-        assert len(before_steps) == before + 1
+        assert len(before_steps) == before + watches + 1
         del late, state
         until = time.monotonic() + PATIENCE
         while len(before_steps) > before and time.monotonic() < until:

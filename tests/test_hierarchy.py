@@ -117,7 +117,7 @@ def test_a_bucket_that_is_refused_ends_those_in_flight(
 
     model = Net()
     every = [(p, torch.ones(p.shape)) for _, p in trained(model)[:2]]
-    first, last = (Bucket([p], [g], p is every[1][0]) for p, g in every)
+    first, last = (Bucket([p], [g], bool(index), index) for index, (p, g) in enumerate(every))
     monkeypatch.setattr(trips, "_reduce_scatter", refuses_the_second)
     dist.init_process_group("ringcomm", store=dist.HashStore(), rank=0, world_size=1)
     try:

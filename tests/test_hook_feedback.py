@@ -280,6 +280,24 @@ def test_a_layer_that_is_trained_since_the_checkpoint(before: bool) -> None:
     run_ranks(2, body)
 
 
+def test_a_checkpoint_of_another_memory_format() -> None:
+    """Residuals lie as the parameter does. Older states do not tell how."""
+
+    def body(comm: Communicator) -> None:
+        rows, last = nn.Conv2d(3, 4, 2), nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        one, other = (HookState("int4", comm, model=made, threshold=0) for made in (rows, last))
+        for gathers in (False, True):
+            for here, there in ((one, other), (other, one)):
+                state = there.gather_state_dict() if gathers else there.state_dict()
+                with pytest.raises(ConfigError, match=r"memory format: residuals of 'weight'"):
+                    here.load_state_dict(state)
+                there.load_state_dict(state)
+                del state["feedback"]["strides"]
+                here.load_state_dict(state)
+
+    run_ranks(2, body)
+
+
 def test_a_checkpoint_of_another_model() -> None:
     def body(comm: Communicator) -> None:
         saved = HookState("onebit", comm, model=Net(), threshold=THRESHOLD).state_dict()

@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import pickle
 import re
+import time
 import weakref
 from typing import Any
 
@@ -274,9 +275,7 @@ def test_a_failed_step_ends_in_order_and_the_next_one_raises_the_error() -> None
         model = Net()
         state = state_of(comm, model, "bf16")
         every = [(p, torch.ones(p.shape)) for _, p in trained(model)]
-        buckets = [
-            Bucket([p], [g], last) for (p, g), last in zip(every, (False, True), strict=False)
-        ]
+        buckets = [Bucket([p], [g], bool(index), index) for index, (p, g) in enumerate(every[:2])]
         if comm.rank == 1:
             comm.abort("had enough")
         for bucket in buckets:
@@ -291,11 +290,45 @@ def test_a_failed_step_ends_in_order_and_the_next_one_raises_the_error() -> None
     run_ranks(2, body)
 
 
+@pytest.mark.parametrize("pace", ["every", Stale1(dense_steps=0)], ids=["every", "stale1"])
+def test_a_backward_that_raised_midway(pace: Any) -> None:
+    """Its bucket in flight is waited for, and the next backward is a step of its own."""
+
+    def body(comm: Communicator) -> None:
+        model = Net()
+        state, other = (state_of(comm, model, "int4", pace=pace) for _ in range(2))
+        for one in (state, other):
+            reduce(one, model, gradients_of(model, comm.rank, 0), 2)
+        saved = state.state_dict()
+        half = [(p, torch.ones(p.shape)) for _, p in trained(model)[::2]]
+        time.sleep(0.1 * comm.rank)  # the first has to wait
+        allreduce_hook(state, Bucket(*map(list, zip(*half, strict=True)), last=False))  # type: ignore[arg-type]
+        assert state.state_dict()
+        state.load_state_dict(saved)
+        for step in (1, 2):
+            got, due = (
+                reduce(one, model, gradients_of(model, comm.rank, step)) for one in (state, other)
+            )
+            assert all(torch.equal(got[name], due[name]) for name in due)
+        for one in (state, other):
+            one.flush()
+        assert [step["buckets"] for step in state.report().steps] == [2, 1, 1]
+        assert state.steps == 3
+
+    run_ranks(2, body)
+
+
 def test_a_model_that_was_moved_since() -> None:
     parameter = nn.Parameter(torch.ones(3, device="meta"))
     bucket = Bucket([parameter], [torch.ones(3)])
     with pytest.raises(TensorError, match="is on meta, and was on cpu when it was wrapped in DDP"):
         allreduce_hook(HookState(), bucket)  # type: ignore[arg-type]
+
+
+def test_single_gradients_are_refused() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    with pytest.raises(ConfigError, match=r"takes buckets of gradients, and .*'python_reducer'"):
+        allreduce_hook(HookState(), (torch.ones(3), parameter))  # type: ignore[arg-type]
 
 
 def test_parameters_of_a_model_with_a_part_called_module() -> None:
@@ -317,6 +350,31 @@ def test_the_process_groups_communicator_is_the_hooks() -> None:
         reduce(state, model, gradients_of(model, 0, 0))
         assert state.comm is dist.group.WORLD.comm  # type: ignore[union-attr]
     finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("backend", "ranks"), [("ringcomm", 2), ("gloo", 1), ("gloo", 2)])
+def test_the_communicator_is_that_of_ddps_group(
+    backend: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the default one, if that connects as many ranks."""
+    dist.init_process_group("ringcomm", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        group = dist.new_group([0], backend=backend)
+        model = nn.Linear(2, 2)
+        ddp = nn.parallel.DistributedDataParallel(model, process_group=group)
+        state = HookState()
+        ddp.register_comm_hook(state, allreduce_hook)
+        monkeypatch.setattr(type(group), "size", lambda _: ranks)
+        if (backend, ranks) == ("gloo", 2):
+            for _ in range(2):
+                with pytest.raises(ConfigError, match=r"connects 1 ranks, .*give HookState\("):
+                    reduce(state, model, gradients_of(model, 0, 0))
+            return
+        ddp(torch.ones(1, 2)).sum().backward()
+        assert state.comm is (dist.group.WORLD if backend == "gloo" else group).comm
+    finally:
+        monkeypatch.undo()
         dist.destroy_process_group()
 
 

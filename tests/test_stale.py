@@ -15,12 +15,13 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 import torch._dynamo  # which an optimizer imports when it is first made: here, for all ranks
+import torch.distributed as dist
 from ddp_buckets import LARGE, THRESHOLD, ByStep, Net, Scaler, gradients_of, reduce, trained
 from ranks import run_ranks
 from torch import nn
 
 from ringcomm import Communicator, ConfigError
-from ringcomm.torch import HookState, Stale1
+from ringcomm.torch import HookState, Stale1, allreduce_hook
 from ringcomm.torch.sync.pending import Wire
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
@@ -203,6 +204,51 @@ def test_a_correction_is_its_ranks_alone() -> None:
             other.load_state_dict(saved)
 
     run_ranks(1, body)
+
+
+def test_a_parameter_that_no_rank_has_used_stays_without_a_gradient() -> None:
+    def body(comm: Communicator) -> None:
+        model = Net()
+        state = stale(comm, model, dense=0)
+        gradients = gradients_of(model, comm.rank, 0)
+        gradients["head"].zero_()
+        reduce(state, model, gradients)
+        assert flushed(state, model).keys() == gradients.keys() - {"head"}
+
+    run_ranks(1, body)
+
+
+# ---- complex gradients ----
+
+
+def test_complex_gradients_come_a_step_late() -> None:
+    """DDP brings them as real numbers. Those in flight go to a checkpoint, and come from it."""
+    dist.init_process_group("ringcomm", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.Linear(4, 3, dtype=torch.complex64)
+        state = HookState(None, model=model, pace=Stale1(dense_steps=0, correction=False))
+        ddp = nn.parallel.DistributedDataParallel(model)
+        ddp.register_comm_hook(state, allreduce_hook)
+        grads: list[tuple[torch.Tensor, ...]] = []
+
+        def same_grads(due: tuple[torch.Tensor, ...]) -> None:
+            torch.testing.assert_close(
+                tuple(p.grad for p in model.parameters()), due, rtol=0, atol=0
+            )
+
+        for inputs in torch.randn(3, 2, 4, dtype=torch.complex64):
+            grads.append(torch.autograd.grad(model(inputs).abs().sum(), list(model.parameters())))
+            ddp(inputs).abs().sum().backward()
+            if len(grads) > 1:
+                same_grads(grads[-2])
+            ddp.zero_grad()
+        state.load_state_dict(state.state_dict())
+        ddp(inputs).abs().sum().backward()
+        for _ in range(2):
+            same_grads(grads[-1])
+            state.flush()
+    finally:
+        dist.destroy_process_group()
 
 
 # ---- what is refused, and what is warned of ----

@@ -406,7 +406,8 @@ class Law:
         measured = [medians for medians in ranks if medians.steps]
         if self.rung not in self.rungs:
             return self._change(step, self.rungs[-1], f"{self.rung} is not allowed any more")
-        if len(measured) < len(ranks) or not load or len(ready_s) != len(load):
+        is_nothing = not encoded_bytes(load, self.rung.codec)
+        if len(measured) < len(ranks) or is_nothing or len(ready_s) != len(load):
             return None
         slowest = max(measured, key=lambda medians: medians.compute_s)
         link = self._rates.learn(

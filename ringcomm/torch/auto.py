@@ -125,6 +125,7 @@ class Auto:
 
     def begin(self, step: int, exchange: CommExchange) -> None:
         """Sends this rank's measurements, and takes the decision that is due in this step."""
+        self._current = []
         if exchange.is_alone:
             return
         if self._agreement is None:
@@ -154,7 +155,7 @@ class Auto:
         """Notes the bucket's size and the time when it was ready."""
         if self._agreement is None:
             return
-        if not self._ids:
+        if bucket.slices and not self._ids:
             before_steps.add(self._see)
         self._ids.update(id(one.tensor) for one in bucket.slices)
         self._current.append((time.perf_counter(), _bucket_size(bucket)))

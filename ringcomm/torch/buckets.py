@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..codecs import CODECS, Codec
-from .named_feedback import COMPRESSIBLE, NamedFeedback
+from .named_feedback import COMPRESSIBLE, NamedFeedback, is_by_rows
 from .sync.bucket import Slice
 from .sync.pending import Wire
 
@@ -55,19 +55,22 @@ class GradientBucket:
         slices = []
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             if gradient.numel():
-                start = (gradient.data_ptr() - base) // item
-                end = start + gradient.numel()
+                unit = 2 if parameter.dtype.is_complex else 1  # which torch counts as one
+                start = unit * (gradient.data_ptr() - base) // item
+                end = start + unit * gradient.numel()
                 slices.append(GradientSlice(parameter, start, end, end))
         return cls(buffer, sorted(slices, key=lambda one: one.start), bucket.is_last())
 
 
 def in_shape_of(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
     """Views the parameter's part of a bucket in the parameter's shape. DDP lays it out as the
-    parameter lies in memory, if that has no gaps (channels_last, say), else row by row."""
-    strides = parameter.stride()
-    if parameter.is_contiguous() or torch.empty_like(parameter, device="meta").stride() != strides:
+    parameter lies in memory, if that has no gaps (channels_last, say), else row by row; a complex
+    one as pairs of real numbers."""
+    if parameter.is_complex() and not flat.is_complex():
+        flat = torch.view_as_complex(flat.view(-1, 2))
+    if is_by_rows(parameter):
         return flat.view(parameter.shape)
-    return flat.as_strided(parameter.shape, strides, flat.storage_offset())
+    return flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,7 +46,8 @@ class CodecPolicy(Protocol):
 
     def begin(self, step: int, exchange: CommExchange) -> None:
         """Called when a step begins, on all ranks alike: the place to exchange the measurements of
-        the ranks, and to take the results of earlier steps without waiting."""
+        the ranks, and to take the results of earlier steps without waiting. A step whose backward
+        has raised is begun again."""
 
     def look(self, bucket: GradientBucket, loss_scale: float) -> None:
         """Called before a bucket with this rank's gradients is sent; it must not change the bucket.

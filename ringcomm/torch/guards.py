@@ -43,6 +43,7 @@ comes before anything has been stepped or sent, on all ranks alike, as all see t
 from __future__ import annotations
 
 import dataclasses
+import gc
 import hashlib
 import threading
 import warnings
@@ -312,23 +313,14 @@ class AdamWatch:
     def _look(self, optimizer: Any) -> None:
         """Checks an optimizer that is about to step. Raises ConfigError, through
         ``optimizer.step()``, if the rule refuses it."""
-        if not has_any(optimizer, self._ids):
-            return
-        if self.unsuited.suits(type(optimizer)):
-            for group in optimizer.param_groups:
-                self._ids.difference_update(map(id, group["params"]))
-            if not self._ids:
-                self._end()
+        if self.unsuited.suits(type(optimizer)) or not has_any(optimizer, self._ids):
             return
         text = self.unsuited.text.format(name=type(optimizer).__name__)
         if self.unsuited.refused:
             raise ConfigError(text)
-        self._end()
-        warnings.warn(text, stacklevel=4)  # reported at the caller's line, above torch's
-
-    def _end(self) -> None:
         self._is_over = True
         before_steps.remove(self._look)
+        warnings.warn(text, stacklevel=4)  # reported at the caller's line, above torch's
 
 
 # ---- others ----
@@ -374,12 +366,13 @@ def refuse_others(ids: Collection[int], name: str) -> None:
         ids: id() of each parameter.
         name: the optimizer's class.
     """
-    for state in list(_hooks):
-        if not set(state.parameter_ids).isdisjoint(ids):
-            raise ConfigError(
-                f"a {type(state).__name__} was made for parameters of this {name}: the hook would "
-                f"send the gradients and {name} its state. Use one of the two"
-            )
+    if _hooks_of(ids):
+        gc.collect()  # they may only wait for it
+    for state in _hooks_of(ids):
+        raise ConfigError(
+            f"a {type(state).__name__} was made for parameters of this {name}: the hook would send "
+            f"the gradients and {name} its state. Use one of the two"
+        )
     if _exchanging(ids):
         raise ConfigError(
             f"parameters of this {name} are in a DistributedDataParallel, which sends the "
@@ -387,6 +380,11 @@ def refuse_others(ids: Collection[int], name: str) -> None:
             "or call ringcomm.torch.attach(model, optimizer), which stops DDP's exchange for "
             "good, as ddp.require_backward_grad_sync = False does"
         )
+
+
+def _hooks_of(ids: Collection[int]) -> list[GradientHook]:
+    """Returns the hooks' states that were made for one of these parameters."""
+    return [state for state in list(_hooks) if not set(state.parameter_ids).isdisjoint(ids)]
 
 
 def _exchanging(ids: Container[int]) -> list[DistributedDataParallel]:

@@ -72,10 +72,11 @@ class HookState(Checkpointed):
         compression: how float32 and float64 gradients travel: None or "none", "bf16", "fp16",
             "int8", "fp8", "int4", "int2" or "onebit". From int8 on, parameters of one dimension and
             those below ``threshold`` travel at bf16. Gradients of 16-bit models are not compressed.
+            Complex ones travel as pairs of real numbers, from int8 on at bf16.
             "auto": none, bf16 or int8, chosen by measurements of link and model, and anew as they
             change. A CodecPolicy, such as Auto(model, allow=["int4"]): it chooses for each step.
-        comm: the communicator; None: at the time of the first bucket, that of the default process
-            group if its backend is "ringcomm", else ringcomm's default one.
+        comm: the communicator; None: at the time of the first bucket, that of DDP's process group
+            if its backend is "ringcomm", else ringcomm's default one, for as many ranks as DDP's.
         model: the model that is trained, in DDP or not. Error feedback needs it, as residuals are
             kept by its parameters' names.
         feedback: None: error feedback where the codec needs it (int4, int2, onebit). True: with
@@ -154,7 +155,7 @@ class HookState(Checkpointed):
             self.name_parameters(model)
         self._pace.require(self._policy.codecs)
         self.residuals.set_codec(self.compression, needs_feedback(self._policy))
-        self._running = self._is_compared = False
+        self._is_compared = False
         self._watch: AdamWatch | None = None
         guards.watch_hook(self)
 
@@ -232,6 +233,7 @@ class HookState(Checkpointed):
     def saved(self, *, own: bool) -> dict[str, Any]:
         """Returns residuals and gradients in flight, by parameter, the policy's state, and the
         number of steps beside any of these or a warm-up. Empty if there is nothing to keep."""
+        self._pace.finish_previous_step(self.steps)
         policy = self._policy.state_dict()
         if policy and not own:
             policy = self.transport.exchange.shared(policy)
@@ -239,7 +241,8 @@ class HookState(Checkpointed):
         state: dict[str, Any] = {key: part for key, part in parts.items() if part}
         if self.residuals.keeps:
             self.residuals.commit_or_undo()
-            state["feedback"] = self.transport.joined(self.feedback.saved(self.comm, own=own))
+            feedback = self.transport.joined(self.feedback.saved(self.comm, own=own))
+            state["feedback"] = {**feedback, "strides": self.residuals.saved_strides()}
         if self.warmup_steps or state:
             state |= {"format": _FORMAT, "steps": self.steps}
         return state
@@ -254,10 +257,10 @@ class HookState(Checkpointed):
             strict: False: ignores residuals of parameters that are not trained, or small, here.
 
         Raises:
-            ConfigError: the state is of another model or threshold, or ``state_dict`` of a world of
-                another size; or this hook can keep no residuals, with feedback=False or no model.
-                (With ``state_dict`` of another rank of as many, residuals start from zero, with a
-                warning.)
+            ConfigError: the state is of another model, memory format or threshold, or
+                ``state_dict`` of a world of another size; or this hook can keep no residuals, with
+                feedback=False or no model. (With ``state_dict`` of another rank of as many,
+                residuals start from zero, with a warning.)
         """
         if not state:
             return
@@ -293,7 +296,8 @@ class HookState(Checkpointed):
 
     def flush(self) -> bool:
         """Applies the late gradient of pace="stale1": waits for the gradient in flight and writes
-        its mean over ``parameter.grad``. Returns whether there was one.
+        its mean over ``parameter.grad``; a grad that is None stays so where the mean is zero, as of
+        a parameter that no rank has used. Returns whether there was one.
 
             if state.flush():               # all ranks, right after optimizer.step()
                 optimizer.step()
@@ -312,7 +316,8 @@ class HookState(Checkpointed):
     def launch(self, bucket: GradBucket) -> GradientFuture:
         """Takes a bucket from DDP, and returns the Future for ``allreduce_hook``."""
         gradients = GradientBucket.from_ddp(bucket)
-        self._begin_step()
+        if bucket.index() == 0:
+            self._begin_step(gradients)
         if self._watch is not None:
             self._watch.see(one.tensor for one in gradients.slices)
         if self.error is not None:  # an earlier bucket failed, but DDP must see the step's end
@@ -335,7 +340,6 @@ class HookState(Checkpointed):
                 else:
                     future = self._pace.launch(gradients, codec)
             except BaseException as error:  # backward ends here
-                self._running = False
                 if not isinstance(error, RingcommError):
                     text = f"a bucket was not sent: {type(error).__name__}: {error}"
                     self.transport.error = self.error or RingcommError(text)
@@ -343,25 +347,23 @@ class HookState(Checkpointed):
                     self.transport.error = self.error or error  # some of the step may be in flight
                 raise
         if gradients.last:
-            self._running = False
             self.steps += 1
         return future
 
-    def _begin_step(self) -> None:
-        """Does what is due once in a step, before its first bucket."""
-        if self._running:
-            return
+    def _begin_step(self, bucket: GradientBucket) -> None:
+        """Does what is due once in a step, before its first bucket. The step before may lack its
+        last one, as backward has raised."""
         self._pace.finish_previous_step(self.steps)
         if self.error is not None:
             raise self.error
-        self.transport.begin()
+        self.account.drop_step()
+        self.transport.begin(bucket)
         self.residuals.commit_or_undo()
         finite = self.residuals.take_verdict()
         for report in self.account.unreported_steps():
             self._policy.note(report, finite)
         self._follow_scaler()
         comm = self.comm
-        self._running = True
         try:
             self._require_alike(comm)
         except RingcommError as error:  # raised by this step's Futures
@@ -370,10 +372,8 @@ class HookState(Checkpointed):
         try:
             with naming("the agreement of HookState('auto')"):
                 self._policy.begin(self.steps, self.transport.exchange)
-        except BaseException as error:  # backward ends here
-            self._running = False
-            if isinstance(error, RingcommError):
-                self.transport.error = self.error or error
+        except RingcommError as error:  # backward ends here
+            self.transport.error = self.error or error
             raise
         self.account.note_codec(self.steps, self._policy.codec(self.steps).name)
         self._watch_adam()
@@ -517,13 +517,19 @@ def allreduce_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future
     the end of backward, where DDP makes it a RuntimeError with the error's text; ``state.error`` is
     the error itself, which every later backward raises.
 
-    Raises ConfigError for another state than a HookState, and TensorError for gradients that are
-    sparse, or on another device than their parameters, in backward and on every rank.
+    Raises ConfigError for another state than a HookState, or under torch's python_reducer, and
+    TensorError for gradients that are sparse, or on another device than their parameters, in
+    backward and on every rank.
     """
     if not isinstance(state, HookState):
         raise ConfigError(
             f"allreduce_hook was registered with {state!r} as its state; use "
             "ddp.register_comm_hook(HookState(...), allreduce_hook)"
+        )
+    if not hasattr(bucket, "buffer"):
+        raise ConfigError(
+            "allreduce_hook takes buckets of gradients, and DDP brings single ones under "
+            "torch._dynamo.config.optimize_ddp = 'python_reducer'; leave that at its default"
         )
     _require_dense(bucket.buffer(), bucket)
     return state.launch(bucket)

@@ -22,6 +22,15 @@ from .wrapped import inner_of, plain_name
 COMPRESSIBLE = (torch.float32, torch.float64)
 
 
+def is_by_rows(parameter: torch.Tensor) -> bool:
+    """Returns whether a parameter's gradient lies row by row in its bucket: unless the parameter
+    lies otherwise in memory, without gaps."""
+    strides = parameter.stride()
+    return (
+        parameter.is_contiguous() or torch.empty_like(parameter, device="meta").stride() != strides
+    )
+
+
 class NamedFeedback:
     """The residuals of one hook.
 
@@ -132,12 +141,35 @@ class NamedFeedback:
         try:
             if strict:
                 self._require_known(state.get("tensors"))
+            self._require_strides(state)
             self.store.load_state_dict(state, comm, strict=False)
         except Exception:
             for name in set(self.store) - before:
                 self.store.remove(name)
             raise
         self._is_loaded = True
+
+    def saved_strides(self) -> dict[str, list[int]]:
+        """Returns the strides of the parameters whose residuals do not lie row by row."""
+        return {
+            name: list(parameter.stride())
+            for parameter, name in self._names.values()
+            if name in self.store and not is_by_rows(parameter)
+        }
+
+    def _require_strides(self, state: Mapping[str, Any]) -> None:
+        """Raises ConfigError for residuals that lie in another order, of which older states do not
+        tell."""
+        tensors, here = state.get("tensors"), self.saved_strides()
+        there = state.get("strides", here)
+        names = set(tensors) & set(self.store) if isinstance(tensors, Mapping) else ()
+        for name in sorted(names):
+            if there.get(name) != here.get(name):
+                raise ConfigError(
+                    f"the state is of another memory format: residuals of {name!r} lie there in "
+                    "the order of another model.to(memory_format=); convert the model back, or "
+                    "leave out the state's 'feedback', to start residuals from zero"
+                )
 
     def _require_known(self, tensors: object) -> None:
         unknown = sorted(set(tensors) - set(self.store)) if isinstance(tensors, Mapping) else []

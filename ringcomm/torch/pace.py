@@ -10,13 +10,14 @@ gradients that it returns are the same on all ranks.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..codecs import Codec
-from ..errors import ConfigError
+from ..errors import ConfigError, RingcommError
 from .buckets import GradientBucket
 from .guards import Unsuited
 from .transport import GradientFuture, Transport
@@ -33,6 +34,7 @@ class Pace:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self._in_flight: list[GradientFuture] = []  # for which DDP does not wait, or not yet
 
     def take_model(self, model: torch.nn.Module) -> None:
         """Takes the model that is trained, in DDP or not; the residuals know its names already."""
@@ -43,13 +45,25 @@ class Pace:
 
     def finish_previous_step(self, step: int) -> None:
         """Waits until the works of the step before are over, failed ones included
-        (``Transport.error``): before a step's first bucket, a flush, a load, or a change of the
-        loss scale. (In synchronous training DDP has waited.)"""
+        (``Transport.error``): before a step's first bucket, a flush, a checkpoint, or a change of
+        the loss scale. (In synchronous training DDP has waited, unless backward has raised.)"""
+        in_flight, self._in_flight = self._in_flight, []
+        if not in_flight:
+            return
+        with self._transport.account.stall():
+            self._transport.finish_step()
+            for future in in_flight:
+                with contextlib.suppress(RuntimeError, RingcommError):
+                    future.wait()
 
     def launch(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
         """Sends a bucket, in the thread of backward. Returns a Future of its buffer, which then
         holds the gradients for the optimizer."""
-        return self._transport.launch(bucket, codec)
+        future = self._transport.launch(bucket, codec)
+        self._in_flight.append(future)
+        if bucket.last:
+            self._in_flight.clear()
+        return future
 
     def flush(self) -> bool:
         """Applies a gradient in flight, as ``HookState.flush`` does. Returns whether there was

@@ -20,7 +20,6 @@ drops the mean of a parameter that no rank has used is refused.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,7 +27,7 @@ from typing import Any
 import torch
 
 from ..codecs import Codec
-from ..errors import ConfigError, RingcommError, did_you_mean
+from ..errors import ConfigError, did_you_mean
 from ..exact import is_exact, is_own, require_world
 from .argument_checks import require_truth, require_whole
 from .buckets import GradientBucket, in_shape_of
@@ -99,7 +98,6 @@ class OneStepStale(Pace):
         self._correction = Correction() if setting.correction else None
         self._is_late = self._suits_ddp = False
         self._pending: dict[int, _PendingMean] = {}  # by id() of the parameter
-        self._in_flight: list[GradientFuture] = []
         self._stores: dict[_Layout, torch.Tensor] = {}  # buffers that are sent
         self._launched: list[_Layout] = []  # layouts of this step's buckets
 
@@ -127,19 +125,10 @@ class OneStepStale(Pace):
 
     def finish_previous_step(self, step: int) -> None:
         """Waits for the works of the step before, and decides whether the coming means are late."""
-        self._wait_for_means()
+        super().finish_previous_step(step)
+        self._launched = []
         self._is_late = step >= self._setting.dense_steps or bool(self._pending)
         self._account.deferred = self._is_late
-
-    def _wait_for_means(self) -> None:
-        """Waits for the gradients in flight. The transport keeps the error of a failed one."""
-        in_flight, self._in_flight = self._in_flight, []
-        if not in_flight:
-            return
-        with self._account.stall():
-            for future in in_flight:
-                with contextlib.suppress(RuntimeError, RingcommError):
-                    future.wait()
 
     def launch(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
         """Sends a bucket. Raises ConfigError if DDP looks for unused parameters."""
@@ -148,7 +137,7 @@ class OneStepStale(Pace):
         if self._is_late:
             future = self._defer(bucket, codec)
         else:
-            future = self._transport.launch(bucket, codec)
+            future = super().launch(bucket, codec)
         if bucket.last:
             self._end_step()
         return future
@@ -218,14 +207,15 @@ class OneStepStale(Pace):
     # ---- between steps ----
 
     def flush(self) -> bool:
-        """Waits for the gradients in flight, and writes their means over ``parameter.grad``."""
+        """Waits for the gradients in flight, and writes their means over ``parameter.grad``; but
+        zeros only where there is one."""
         pending = self._pending_means()
         for parameter, mean in pending.values():
             gradient = in_shape_of(parameter, mean)
-            if parameter.grad is None:
-                parameter.grad = gradient.clone()
-            else:
+            if parameter.grad is not None:
                 parameter.grad.copy_(gradient)
+            elif gradient.any():  # else no rank has used it, and DDP has left it without one
+                parameter.grad = gradient.clone()
         self._pending, self._stores = {}, {}
         if self._correction is not None:
             self._correction.end_backward()
@@ -235,7 +225,6 @@ class OneStepStale(Pace):
     def _pending_means(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """Returns by name the parameter and its mean that is not applied yet, at the present loss
         scale. Raises the transport's error."""
-        self._wait_for_means()
         if self._transport.error is not None:
             raise self._transport.error
         pending, scale = {}, self._residuals.loss_scale
@@ -288,12 +277,13 @@ class OneStepStale(Pace):
         correction, named = state.get("correction", {}), self._residuals.named()
         if is_exact(correction) and not is_own(correction, self._transport.place, "the correction"):
             correction = {}
-        self._wait_for_means()
         self._pending = {}
         for name, mean in state.get("means", {}).items():
             parameter = named[name]
             flat = torch.empty(mean.numel(), dtype=mean.dtype, device=parameter.device)
             in_shape_of(parameter, flat).copy_(mean.view(parameter.shape))
+            if flat.is_complex():  # as in a bucket
+                flat = torch.view_as_real(flat).view(-1)
             self._pending[id(parameter)] = _PendingMean(flat, None, state["loss_scale"])
         self._stores = {}
         if self._correction is not None:

@@ -25,15 +25,16 @@ from ..communicator import Communicator
 from ..core import cuda
 from ..core.calls import naming
 from ..core.work import Work, when_all_over
-from ..errors import RingcommError
+from ..errors import ConfigError, RingcommError
 from ..exact import Place, place_of
 from .buckets import GradientBucket, Parts
 from .exchange import CommExchange
-from .group import default_comm
+from .group import default_comm, group_behind
 from .named_feedback import NamedFeedback
 from .streams import NonFiniteFlag, future_on, on_stream
 from .sync.account import Account
 from .sync.pending import Pending, Wire
+from .wrapped import wrappers_of
 
 _EXCHANGE = "the exchange of gradients of HookState"
 GradientFuture = torch.futures.Future[torch.Tensor]
@@ -71,8 +72,12 @@ class Transport(Protocol):
         """Control messages among the ranks."""
         return CommExchange(self.comm)
 
-    def begin(self) -> None:
-        """Called before the first bucket of a step."""
+    def begin(self, bucket: GradientBucket) -> None:
+        """Called before the first bucket of a step is sent."""
+
+    def finish_step(self) -> None:
+        """Called before the Futures of a step are waited for: its last bucket may never come, as
+        backward has raised."""
 
     def launch(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
         """Submits a bucket, in the thread of backward. Returns a Future of its buffer, which then
@@ -133,12 +138,12 @@ class FlatTransport(Transport):
     """Reduces each part of a bucket by an all-reduce over all ranks.
 
     Args:
-        comm: None: at the time of the first bucket, that of the default process group if its
-            backend is "ringcomm", else ringcomm's default one.
+        comm: as HookState's.
     """
 
     def __init__(self, comm: Communicator | None = None) -> None:
         self._comm = comm
+        self._is_settled = comm is not None
 
     @property
     def comm(self) -> Communicator:
@@ -147,8 +152,25 @@ class FlatTransport(Transport):
             self._comm = default_comm()
         return self._comm
 
-    def begin(self) -> None:
-        """Does nothing."""
+    def begin(self, bucket: GradientBucket) -> None:
+        """Finds the communicator of DDP's process group, once, if none was given. Raises
+        ConfigError if the default one connects other ranks."""
+        if self._is_settled:
+            return
+        groups = {one.process_group for one in wrappers_of({id(s.tensor) for s in bucket.slices})}
+        behind = [group_behind(group) for group in groups]
+        if len(behind) == 1 and behind[0] is not None:
+            self._comm = behind[0].comm
+        elif any(group.size() != self.comm.world_size for group in groups):
+            raise ConfigError(
+                f"the default communicator connects {self.comm.world_size} ranks, and the model's "
+                "DistributedDataParallel has another number: give HookState(..., comm=) the "
+                "communicator of its ranks"
+            )
+        self._is_settled = bool(bucket.slices)
+
+    def finish_step(self) -> None:
+        """Does nothing: each bucket goes its way alone."""
 
     def launch(self, bucket: GradientBucket, codec: Codec) -> GradientFuture:
         means = _Means(self, bucket, codec)

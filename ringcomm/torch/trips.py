@@ -89,7 +89,7 @@ class HierarchicalTransport(Transport):
 
     # ---- a step ----
 
-    def begin(self) -> None:
+    def begin(self, bucket: GradientBucket) -> None:
         """Makes this rank's row watch over the step."""
         self.grid.watch(self.fail)
 
@@ -111,6 +111,10 @@ class HierarchicalTransport(Transport):
             self.fail(RingcommError(f"the local group failed: {error}"))
             raise
         return future
+
+    def finish_step(self) -> None:
+        """Gathers what is still in the hosts, in the courier's thread, and waits for that."""
+        self._courier.submit(functools.partial(self._carry, None, True)).result()
 
     def _end(self, trip: Trip, stream: Any = None) -> None:
         """Ends a trip, once."""
@@ -136,13 +140,13 @@ class HierarchicalTransport(Transport):
 
     # ---- in the courier's thread ----
 
-    def _carry(self, trip: Trip, is_last: bool) -> None:
-        """Sends a bucket's shard as soon as its sum is ready; after the last bucket of a step,
-        gathers all in the same order."""
+    def _carry(self, trip: Trip | None, is_last: bool) -> None:
+        """Sends a bucket's shard as soon as its sum is ready; after the last bucket of a step, or
+        none, gathers all in the same order."""
         try:
-            if self._stream is None and trip.shard.is_cuda:
-                self._stream = torch.cuda.Stream(trip.shard.device)  # type: ignore[no-untyped-call]
-            if self.error is None:
+            if trip is not None and self.error is None:
+                if self._stream is None and trip.shard.is_cuda:
+                    self._stream = torch.cuda.Stream(trip.shard.device)  # type: ignore[no-untyped-call]
                 trip.reduce_across_hosts(self._stream)
             if is_last:
                 self._finish_step()

@@ -94,8 +94,8 @@ class Moved:
 class _Step:
     """Times and bytes of one step's exchange."""
 
-    def __init__(self, began: float, deferred: bool, stalls: list[Interval]) -> None:
-        self.began, self.deferred, self.stalls = began, deferred, stalls
+    def __init__(self, began: float, deferred: bool, stalls: list[Interval], resets: int) -> None:
+        self.began, self.deferred, self.stalls, self.resets = began, deferred, stalls, resets
         self.ended: float | None = None  # by end_step
         self.waited_for = float("inf")
         self.works: list[Interval] = []
@@ -156,7 +156,7 @@ class Account:
         self._ended: float | None = None
         self._resumed: float | None = None  # start of training that is not counted yet
         self._unreported: deque[_Step] = deque(maxlen=KEPT)
-        self.submitted = 0
+        self.submitted = self._resets = 0
         self.deferred = False
         self._codecs: deque[CodecStretch] = deque(maxlen=KEPT)
         self._zero()
@@ -170,12 +170,20 @@ class Account:
         self._stalls: list[Interval] = []  # of the step that is the next to begin or to end
 
     def reset(self) -> None:
-        """Zeroes the totals; the coming step counts from now on."""
+        """Zeroes the totals; the coming step counts from now on, and nothing of those before."""
+        self.drop_step()
         with self._lock:
-            if self._step is not None and self._step in self._unreported:
-                self._unreported.remove(self._step)  # it never ends
             self._zero()
+            self._resets += 1
             self._ended = time.perf_counter()
+
+    def drop_step(self) -> None:
+        """Drops a step that has begun and does not end; its buckets count in the totals only."""
+        with self._lock:
+            step, self._step = self._step, None
+            for steps in (self._steps, self._unreported):
+                if step is not None and step in steps:
+                    steps.remove(step)
 
     def submit(
         self, nbytes: int, last: bool, began: float | None = None
@@ -213,7 +221,8 @@ class Account:
 
     def _begin(self, now: float) -> _Step:
         began = now if self._ended is None else self._ended
-        self._step, self._stalls = _Step(began, self.deferred, self._stalls), []
+        self._step = _Step(began, self.deferred, self._stalls, self._resets)
+        self._stalls = []
         self._steps.append(self._step)
         self._unreported.append(self._step)
         return self._step
@@ -235,11 +244,12 @@ class Account:
             self._count(step, nbytes, (begun, done), moved)
 
     def _count(self, step: _Step, nbytes: int, when: Interval, moved: Moved) -> None:
-        """Counts a bucket that is over."""
-        self._buckets += 1
-        self.payload += nbytes
-        self._comm_s += when[1] - when[0]
-        self.sent.join(moved)
+        """Counts a bucket that is over: in the totals, unless its step is of before a reset."""
+        if step.resets == self._resets:
+            self._buckets += 1
+            self.payload += nbytes
+            self._comm_s += when[1] - when[0]
+            self.sent.join(moved)
         step.works.append(when)
         step.moved.join(moved)
 
