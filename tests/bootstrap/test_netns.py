@@ -438,6 +438,26 @@ def test_one_subnet_with_the_settings(lab: Lab, caplog: pytest.LogCaptureFixture
     each_rail_keeps_to_its_port(lab, found)
 
 
+@pytest.mark.parametrize("by", ["link-local addresses", "settings"])
+def test_a_named_port_beside_another_of_its_subnet(lab: Lab, by: str) -> None:
+    """The other one carries nothing."""
+    in_one_subnet(lab, link_local=(by != "settings",) * 2)
+    if by == "settings":
+        for host in (0, 1):
+            lab.inside(host, "sysctl -qw net.ipv4.conf.all.arp_ignore=1")
+            lab.inside(host, "sysctl -qw net.ipv4.conf.all.arp_announce=2")
+    found = meshes(lab.join("10.7.0.1", interfaces=("eth1",)))
+    here, there = (second(made.lanes[0].fd) for made in found)
+    with here, there:
+        for sender, receiver, host in ((here, there, 0), (there, here, 1)):
+            before = sent_bytes(lab, host)
+            push(sender, receiver, 1 << 20)
+            eth0, eth1 = (b - a for a, b in zip(before, sent_bytes(lab, host), strict=True))
+            assert eth0 < 1 << 16 < 1 << 20 < eth1
+    for made in found:
+        made.close()
+
+
 @pytest.mark.usefixtures("no_device_binding")
 @pytest.mark.parametrize("version", [4, 6])
 def test_one_subnet_without_device_binding(
