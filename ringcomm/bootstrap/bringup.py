@@ -206,7 +206,7 @@ class Bringup:
         return None
 
     def _listen_on(self, address: Address, scope: int = 0) -> Endpoint:
-        listener = listen(str(address.ip), scope=scope)
+        listener = listen(str(address.ip), scope=scope, congestion=self._config.congestion)
         self._listeners.append(listener)
         self._unless_joined.callback(listener.close)
         return Endpoint(address, listener.getsockname()[1])

@@ -19,14 +19,14 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .handshake import Client, Talk
 from .handshake_params import Key, Outcome, RefusedError, Terms
 from .join_failure import MUTE, NO_ANSWER, REFUSED
 from .loop import READ, WRITE, Loop, Timer
 from .same_user import vetting
-from .sockets import bind_to_device, family, keep_alive, place
+from .sockets import bind_to_device, family, keep_alive, place, set_congestion
 from .system import describe
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
@@ -77,6 +77,7 @@ class Dial:
         connected: takes the authenticated socket, once.
         refused: called with each RefusedError; may call stop().
         start_at: time.monotonic() of the first try; 0.0: at once.
+        congestion: as sockets.set_congestion takes them.
 
     Attributes:
         way: what the latest try went by.
@@ -94,6 +95,7 @@ class Dial:
         connected: Callable[[Dial, socket.socket], None],
         refused: Callable[[Dial, RefusedError], None] | None = None,
         start_at: float = 0.0,
+        congestion: Sequence[str] = (),
     ) -> None:
         self.target = target
         self.way = target
@@ -105,6 +107,7 @@ class Dial:
         self._key, self._terms = key, terms
         self._connected = connected
         self._refused = refused
+        self._congestion = congestion
         self._tries = 0
         self._refused_since = math.inf
         self._heard = False
@@ -146,13 +149,13 @@ class Dial:
             return self.target
         return dataclasses.replace(self.target, device="")
 
-    @staticmethod
-    def _open(way: Target) -> socket.socket:
+    def _open(self, way: Target) -> socket.socket:
         sock = socket.socket(family(way.address), socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             keep_alive(sock, True)
+            set_congestion(sock, self._congestion)
             if way.device:
                 bind_to_device(sock, way.device)
             if way.source:

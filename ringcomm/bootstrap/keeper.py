@@ -386,7 +386,7 @@ class _Meeting:
             return
         theirs = Mark(*_MARK.unpack(data))
         self._leave()
-        tune(self.sock, keeper._plan.congestion)
+        tune(self.sock)
         keep_alive(self.sock, False)
         keeper._finish(self.lane, self.sock)
         if keeper._core.renew(self.lane, self.sock.detach(), ours, theirs):

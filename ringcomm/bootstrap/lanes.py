@@ -94,6 +94,7 @@ class Plan:
             self.key,
             terms,
             lambda _dial, sock: connected(sock),
+            congestion=self.congestion,
         )
 
     def knock(self, loop: Loop, lane: LaneId) -> Dial:
@@ -239,7 +240,7 @@ class LaneMaker:
         self._in_vain = True
 
     def _keep(self, lane: LaneId, sock: socket.socket) -> None:
-        tune(sock, self.plan.congestion)
+        tune(sock)
         keep_alive(sock, True)
         self.made[lane] = sock
         self._progress = time.monotonic()

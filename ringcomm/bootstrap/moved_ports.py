@@ -109,7 +109,7 @@ class MovedPorts:
 
     def _tell(self, lane: LaneId, address: str, ways: Sequence[LaneId], now: float) -> None:
         if address not in self._listeners:
-            self._listeners[address] = listen(address)
+            self._listeners[address] = listen(address, congestion=self._plan.congestion)
             self._acceptor.add(self._listeners[address])
         told = self._told.get(lane)
         first, tries = now, 0

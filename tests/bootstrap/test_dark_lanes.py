@@ -246,12 +246,18 @@ def move(lab: Lab, job: Job, hosts: Sequence[int], port: int, turn: int = 1) -> 
 
 @pytest.mark.parametrize("hosts", [(0,), (2,), (0, 1, 2)])
 def test_an_address_that_moves(lab: Lab, hosts: tuple[int, ...]) -> None:
-    """Ranks hear of it by the other port. It moves again, and home; then the other port moves."""
-    job = Job(lab, 250_000, peer_timeout=PATIENCE)
+    """Ranks hear of it by the other port. It moves again, and home; then the other port moves. All
+    lanes have the congestion control that was asked for."""
+    job = Job(lab, 250_000, peer_timeout=PATIENCE, congestion=("reno",))
     for port, turn in ((1, 1), (1, 2), (1, 0), (0, 1), (1, 1)):
         move(lab, job, hosts, port, turn)
     calls = min(job.calls)
     assert until(lambda: min(job.calls) > calls + 3)
+    for host in lab.hosts:
+        listed = ["ip", "netns", "exec", host, "ss", "-tniHO", "state", "established"]
+        connections = subprocess.check_output(listed, text=True).splitlines()
+        assert connections
+        assert all(" reno " in each for each in connections)
     job.end()
     assert not job.errors
 
