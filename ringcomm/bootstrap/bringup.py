@@ -257,8 +257,8 @@ class Bringup:
         if found is None:
             return None
         here, there = found
-        scope = self._interfaces[pairing.ours].index
-        return Target(str(there.address.ip), there.port, str(here.address.ip), scope=scope)
+        port = f"%{ours.name}"  # by name: a port that was made again has another index
+        return Target(f"{there.address.ip}{port}", there.port, f"{here.address.ip}{port}")
 
     def _warn_unpaired(self) -> None:
         """Warns, once on each host, of ports that stay unused because another host has no

@@ -58,13 +58,11 @@ class Target:
     device: str = ""
     """Interface to bind to where permitted; empty: none. Every second try does not bind, as the
     route may lead over another interface."""
-    scope: int = 0
-    """Index of the interface by which a link-local IPv6 is reached."""
     link_local: Target | None = None
     """Another way to the same port of the peer, used in the first, third, ... try."""
     keeps_port: bool = False
-    """No way is tried that may lead over another port, and an answer has to come within
-    ANSWER_PATIENCE."""
+    """No way is tried that may lead over another port: where there is a link_local, only that. And
+    an answer has to come within ANSWER_PATIENCE."""
 
 
 class Dial:
@@ -131,7 +129,7 @@ class Dial:
         self.way = way = self._way()
         try:
             self._sock = sock = self._open(way)
-            code = sock.connect_ex(place(way.address, way.port, way.scope))
+            code = sock.connect_ex(place(way.address, way.port))
         except OSError as error:
             self._retry(f"local error: {describe(error)}")
             return
@@ -143,10 +141,8 @@ class Dial:
         self._loop.watch(sock, WRITE, self._on_connect)
 
     def _way(self) -> Target:
-        if self._tries % 2:
+        if self._tries % 2 or self.target.keeps_port:
             return self.target.link_local or self.target
-        if self.target.keeps_port:
-            return self.target
         return dataclasses.replace(self.target, device="")
 
     def _open(self, way: Target) -> socket.socket:
@@ -159,7 +155,7 @@ class Dial:
             if way.device:
                 bind_to_device(sock, way.device)
             if way.source:
-                sock.bind(place(way.source, 0, way.scope))
+                sock.bind(place(way.source, 0))
         except BaseException:
             sock.close()
             raise

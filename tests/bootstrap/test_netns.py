@@ -21,8 +21,11 @@ from bringup_world import Outcome, meshes, run_ranks
 from patience import PATIENCE, PROMPT
 
 from ringcomm.bootstrap import hub, hub_client, lanes, meeting, mesh, probe
+from ringcomm.bootstrap.dialer import Dial, Target
+from ringcomm.bootstrap.handshake_params import Role
 from ringcomm.bootstrap.join_failure import JoinError
 from ringcomm.bootstrap.launch import Identity
+from ringcomm.bootstrap.loop import Loop
 from ringcomm.bootstrap.secret import Secret
 from ringcomm.config import Config
 from ringcomm.errors import ConfigError
@@ -424,6 +427,29 @@ def test_one_subnet_where_link_local_addresses_fail(
     found[1].close()
     advice = [r.getMessage() for r in caplog.records if "sysctl -w" in r.getMessage()]
     assert len(advice) == 2
+
+
+@pytest.mark.parametrize("is_blocked", [False, True])
+def test_a_lost_lane_is_tried_by_the_way_it_was_made(lab: Lab, is_blocked: bool) -> None:
+    """Another way may lead over another port, on which it would stay."""
+    in_one_subnet(lab)
+    if is_blocked:
+        lab.inside(1, BLOCK_LINK_LOCAL)
+    found = meshes(lab.join("10.7.0.1"))
+    plan = found[1].keeping[0].plan
+    for made in found:
+        made.close()
+    with contextlib.closing(Loop()) as loop, lab.enter(1):
+        for lane in plan.targets:
+            dial, ways = plan.dial(loop, Role.LANE_ANEW, lane, socket.socket.close), {}
+
+            def has_tried(dial: Dial = dial, ways: dict[int, Target] = ways) -> bool:
+                ways[dial._tries] = dial.way
+                return len(ways) == 5
+
+            assert loop.run(has_tried, time.monotonic() + PATIENCE)
+            dial.stop()
+            assert {"%" in ways[number].address for number in (1, 2, 3, 4)} == {not is_blocked}
 
 
 def test_one_subnet_with_the_settings(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
