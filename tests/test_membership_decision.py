@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from patience import PATIENCE, until
 
 from ringcomm import BootstrapError, PeerLostError
+from ringcomm.bootstrap.handshake import Client
 from ringcomm.bootstrap.handshake_params import Key, job_hash
 from ringcomm.bootstrap.join_failure import MUTE, NO_ANSWER
 from ringcomm.bootstrap.records import join_blobs, split_blobs
@@ -617,6 +618,30 @@ def test_nobody_takes_the_place_of_who_lives(ranks: Ranks) -> None:
         )
     finally:
         second.close()
+
+
+def test_a_stranger_slows_one_round_at_most(ranks: Ranks) -> None:
+    """One that says nothing slows none. One that has greeted is waited for once, and then again
+    only after another rank was let in."""
+    ranks.all[2].close()
+    ranks.run({rank: comes(rank) for rank in (0, 1)})
+    one = ranks.all[0]
+    acceptor = one._control._acceptor
+    with socket.create_connection(one._book[0][0]) as stranger:
+        assert until(lambda: (one.catch_up(), acceptor.pending)[1])
+
+        def lingers() -> bool:
+            one._linger_until = 0.0
+            one.send_ready(ready(0))
+            return one._linger_until > 0.0
+
+        assert not lingers()
+        client = Client(acceptor._key, dataclasses.replace(acceptor._terms, client_rank=2))
+        stranger.sendall(client.first())
+        assert until(lambda: (one.catch_up(), acceptor.greeted)[1])
+        assert [lingers(), lingers()] == [True, False]
+        one._introduce(2)
+        assert [lingers(), lingers()] == [True, False]
 
 
 @pytest.mark.parametrize("secret", [None, Secret(bytes(range(40)))])

@@ -127,7 +127,7 @@ class Control:
     @property
     def letting_in(self) -> bool:
         """True while a peer is in the middle of the handshake here."""
-        return self._acceptor.pending > 0
+        return self._acceptor.greeted > 0
 
     # ---- messages ----
 
