@@ -336,6 +336,13 @@ def test_messages_survive_the_wire() -> None:
     book = {0: [("127.0.0.1", 5)], 2: [("::1", 6), ("10.0.0.1", 7)]}
     assert messages.read_book("rank 0", messages.pack_book(book), 3) == book
     assert messages.read_intro("rank 0", messages.pack_intro(7, book), 3) == (7, book)
+    many = range(1000)
+    longest = dataclasses.replace(
+        first, members=tuple(many), serials=(2**62,) * 1000, tokens=(b"\xff" * 256,) * 1000
+    )
+    assert messages.read_go("rank 0", messages.pack_go(longest), 1000) == longest
+    book = {rank: [("fd07:1:2:3:4:5:6:7", 65535)] * 8 for rank in many}
+    assert messages.read_intro("rank 0", messages.pack_intro(7, book), 1000) == (7, book)
     blobs = [b"a", b"", b"ccc"]
     epoch, step, rest = messages.read_part(0, messages.pack_part(3, 2, join_blobs(blobs)))
     assert (epoch, step, split_blobs(rest, 3)) == (3, 2, blobs)

@@ -182,6 +182,7 @@ class Agreement:
                 self._control.dial(rank, self._book.get(rank, ()))
 
     def _announce(self, go: Go) -> None:
+        payload = messages.pack_go(go)  # before anything is noted
         if go.left:
             names = ", ".join(map(str, go.left))
             _log.warning("membership: round %d goes on without rank %s", go.number, names)
@@ -199,7 +200,7 @@ class Agreement:
                 )
         self._announced = go
         self._accept(Formation(self._control, self._limits.rank, self._limits.rank, go))
-        self._control.send_all(Kind.GO, messages.pack_go(go))
+        self._control.send_all(Kind.GO, payload)
 
     def _listen(self, until: float) -> None:
         """Handles messages until the knowledge changes, or until the given time."""
