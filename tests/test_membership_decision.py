@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 import socket
 import threading
 import time
@@ -625,6 +626,18 @@ def test_nobody_takes_the_place_of_who_lives(ranks: Ranks) -> None:
         )
     finally:
         second.close()
+
+
+def test_a_forked_child_listens_nowhere(nothing_left: None) -> None:
+    """Not even where accepting rests, as descriptors had run out."""
+    one = agreement(Limits(0, 3, 2, 1.0, 2.0), job_hash("test"))
+    (listener,) = one._control._acceptor._listeners
+    one._control._acceptor._pause(listener, PATIENCE)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if listener.fileno() < 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    one.close()
 
 
 def test_a_stranger_slows_one_round_at_most(ranks: Ranks) -> None:

@@ -289,6 +289,7 @@ _alive: weakref.WeakSet[Control] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for control in list(_alive):
+        control._acceptor.close_in_child()
         control.loop.close_in_child()
     _alive.clear()
 
