@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import logging
 import math
 import os
@@ -152,6 +153,8 @@ class LaneKeeper:
     Args:
         keeping: its listeners are the keeper's from now on.
         core: asked and told on the keeper's thread.
+
+    Raises OSError if it cannot start.
     """
 
     def __init__(self, keeping: Keeping, core: Core) -> None:
@@ -179,11 +182,16 @@ class LaneKeeper:
         self._moved_ports = MovedPorts(
             self._loop, plan, self._acceptor, self._addresses_now, self._hear
         )
-        self._status = StatusSocket(self._loop, self._report)
+        self._status: StatusSocket | None = None
+        with contextlib.suppress(OSError):  # the job works without it
+            self._status = StatusSocket(self._loop, self._report)
         self._loop.repeat(_LOOK_EVERY, self._look)
         self._thread = threading.Thread(target=self._run, name="ringcomm lanes", daemon=True)
         _live.add(self)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, str(error)) from None
 
     def close(self) -> None:
         """Ends the thread, which closes all that the core does not have. The core is not called any
@@ -216,7 +224,8 @@ class LaneKeeper:
                 meeting.end()
             self._moved_ports.close()
             self._acceptor.close()
-            self._status.close()
+            if self._status is not None:
+                self._status.close()
             self._loop.close()
             self._woken.close()
 
