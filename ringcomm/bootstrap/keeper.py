@@ -403,6 +403,9 @@ class _Meeting:
             keeper._unproven.discard(self.lane)
             if not self.is_proof:
                 keeper._unproven.add(self.lane)
+            source = keeper._addresses_now([self.lane])[self.lane]
+            if keeper._has_moved(self.lane, source):
+                keeper._moved_ports.tell_peer(self.lane, source)
 
     def _leave(self) -> None:
         self._reading.stop()

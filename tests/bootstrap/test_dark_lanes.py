@@ -264,12 +264,19 @@ def test_an_address_that_moves(lab: Lab, hosts: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("host", [0, 1])
 def test_the_only_address_moves(monkeypatch: pytest.MonkeyPatch, host: int) -> None:
+    """And then the other host's: each is told of the first move once the lane is back."""
     monkeypatch.setenv("RINGCOMM_SECRET", SECRET)
     with contextlib.closing(Lab()) as lab:
         for number in (1, 2):
             lab.host((0, f"10.7.0.{number}/24"))
         job = Job(lab, 250_000, interfaces=("eth0",), peer_timeout=PATIENCE)
-        move(lab, job, [host], 0)
+        for mover, turn in ((host, 1), (1 - host, 1), (host, 2), (1 - host, 0), (host, 0)):
+            move(lab, job, [mover], 0, turn)
+            keeper = job.comms[1 - mover]._keeper
+            assert keeper is not None
+            targets = keeper._plan.targets
+            here = f"10.7.0.{mover + 1 + 20 * turn}"
+            assert until(lambda here=here, of=targets: {to.address for to in of.values()} == {here})
         job.end()
         assert not job.errors
 
