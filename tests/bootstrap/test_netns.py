@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 from bringup_world import Outcome, meshes, run_ranks
-from patience import PATIENCE, PROMPT
+from patience import PATIENCE, PROMPT, until
 
 from ringcomm.bootstrap import hub, hub_client, lanes, meeting, mesh, probe
 from ringcomm.bootstrap.dialer import Dial, Target
 from ringcomm.bootstrap.handshake_params import Role
+from ringcomm.bootstrap.interfaces import list_interfaces
 from ringcomm.bootstrap.join_failure import JoinError
 from ringcomm.bootstrap.launch import Identity
 from ringcomm.bootstrap.loop import Loop
@@ -392,6 +393,12 @@ def in_one_subnet(lab: Lab, *, link_local: tuple[bool, bool] = (True, True)) -> 
     for host in (1, 2):
         ports = (0, f"10.7.0.{host}/24"), (0, f"10.7.0.{host + 10}/24")
         lab.host(*ports, link_local=link_local[host - 1])
+        with lab.enter(host - 1):  # the kernel makes them once it has noticed the carriers
+            assert until(lambda to=2 * link_local[host - 1]: count_link_local() == to)
+
+
+def count_link_local() -> int:
+    return sum(port.link_local is not None for port in list_interfaces())
 
 
 @pytest.mark.usefixtures("no_device_binding")
