@@ -23,6 +23,7 @@ import numpy as np
 
 from .bootstrap.join import Joined, join, regroup
 from .bootstrap.keeper import LaneKeeper
+from .bootstrap.system import typed_errors
 from .collectives import Collectives
 from .config import Config, names_arguments
 from .core.calls import is_integer, naming
@@ -98,7 +99,8 @@ class Communicator(Collectives):
             self._handle = open_handle(mesh, config, joined.epoch, self.engine.handle)
             if mesh.keeping:
                 core = CoreLanes(self._handle, lanes, self._timeline)
-                self._keeper = LaneKeeper(mesh.keeping[0], core)
+                with typed_errors():
+                    self._keeper = LaneKeeper(mesh.keeping[0], core)
                 mesh.keeping.clear()
             undo.pop_all()
         _alive.add(self)

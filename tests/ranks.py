@@ -36,7 +36,7 @@ from ports import free_port
 from ringcomm import Communicator, Config, NotInitializedError
 from ringcomm.bootstrap.join import Joined
 from ringcomm.bootstrap.mesh_result import LaneSocket, Mesh, RailInfo
-from ringcomm.bootstrap.sockets import tune
+from ringcomm.bootstrap.sockets import set_congestion, tune
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -67,7 +67,8 @@ def loopback_meshes(n: int, lanes: int, rails: int, congestion: Sequence[str]) -
                 dialed = socket.create_connection(listener.getsockname(), timeout=5)
                 accepted, _ = listener.accept()
                 for here, there, sock in ((low, high, accepted), (high, low, dialed)):
-                    tune(sock, congestion)
+                    tune(sock)
+                    set_congestion(sock, congestion)
                     meshes[here].lanes.append(LaneSocket(there, rail, lane, sock.detach(), 0.0))
     return meshes
 

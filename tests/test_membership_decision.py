@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 import socket
 import threading
 import time
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from patience import PATIENCE, until
 
 from ringcomm import BootstrapError, PeerLostError
+from ringcomm.bootstrap.handshake import Client
 from ringcomm.bootstrap.handshake_params import Key, job_hash
 from ringcomm.bootstrap.join_failure import MUTE, NO_ANSWER
 from ringcomm.bootstrap.records import join_blobs, split_blobs
@@ -335,6 +337,13 @@ def test_messages_survive_the_wire() -> None:
     book = {0: [("127.0.0.1", 5)], 2: [("::1", 6), ("10.0.0.1", 7)]}
     assert messages.read_book("rank 0", messages.pack_book(book), 3) == book
     assert messages.read_intro("rank 0", messages.pack_intro(7, book), 3) == (7, book)
+    many = range(1000)
+    longest = dataclasses.replace(
+        first, members=tuple(many), serials=(2**62,) * 1000, tokens=(b"\xff" * 256,) * 1000
+    )
+    assert messages.read_go("rank 0", messages.pack_go(longest), 1000) == longest
+    book = {rank: [("fd07:1:2:3:4:5:6:7", 65535)] * 8 for rank in many}
+    assert messages.read_intro("rank 0", messages.pack_intro(7, book), 1000) == (7, book)
     blobs = [b"a", b"", b"ccc"]
     epoch, step, rest = messages.read_part(0, messages.pack_part(3, 2, join_blobs(blobs)))
     assert (epoch, step, split_blobs(rest, 3)) == (3, 2, blobs)
@@ -617,6 +626,42 @@ def test_nobody_takes_the_place_of_who_lives(ranks: Ranks) -> None:
         )
     finally:
         second.close()
+
+
+def test_a_forked_child_listens_nowhere(nothing_left: None) -> None:
+    """Not even where accepting rests, as descriptors had run out."""
+    one = agreement(Limits(0, 3, 2, 1.0, 2.0), job_hash("test"))
+    (listener,) = one._control._acceptor._listeners
+    one._control._acceptor._pause(listener, PATIENCE)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if listener.fileno() < 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    one.close()
+
+
+def test_a_stranger_slows_one_round_at_most(ranks: Ranks) -> None:
+    """One that says nothing slows none. One that has greeted is waited for once, and then again
+    only after another rank was let in."""
+    ranks.all[2].close()
+    ranks.run({rank: comes(rank) for rank in (0, 1)})
+    one = ranks.all[0]
+    acceptor = one._control._acceptor
+    with socket.create_connection(one._book[0][0]) as stranger:
+        assert until(lambda: (one.catch_up(), acceptor.pending)[1])
+
+        def lingers() -> bool:
+            one._linger_until = 0.0
+            one.send_ready(ready(0))
+            return one._linger_until > 0.0
+
+        assert not lingers()
+        client = Client(acceptor._key, dataclasses.replace(acceptor._terms, client_rank=2))
+        stranger.sendall(client.first())
+        assert until(lambda: (one.catch_up(), acceptor.greeted)[1])
+        assert [lingers(), lingers()] == [True, False]
+        one._introduce(2)
+        assert [lingers(), lingers()] == [True, False]
 
 
 @pytest.mark.parametrize("secret", [None, Secret(bytes(range(40)))])

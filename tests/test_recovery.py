@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
 import re
 import socket
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +16,8 @@ import pytest
 from patience import until
 from ranks import World
 
-from ringcomm import Config
-from ringcomm.bootstrap import status
+from ringcomm import BootstrapError, Config
+from ringcomm.bootstrap import keeper, status
 from ringcomm.bootstrap.keeper import Losses, Pace
 from ringcomm.bootstrap.lanes import LaneId
 from ringcomm.bootstrap.loop import READ, Loop
@@ -156,11 +158,37 @@ def test_a_running_job_is_shown(
         assert "lost: rank 0 has given up rail " in shown()
         keeper, answers = world.comms[0]._keeper, []
         assert keeper is not None
+        assert keeper._status is not None
         monkeypatch.setattr(status, "_user_of", lambda _: os.geteuid() + 1)  # a stranger asks
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
             stranger.connect(keeper._status._sock.getsockname())
             answers.append(stranger.recv(1))
         assert answers == [b""]
+
+
+def test_who_cannot_keep_lanes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not so who cannot listen for `ringcomm jobs`, which the job does not need."""
+
+    def cannot(*_: object) -> None:
+        raise OSError(errno.EMFILE, "too many")
+
+    monkeypatch.setattr(keeper, "StatusSocket", cannot)
+    with World(2, rails=2, bring_up="tcp") as world:
+        world.run(Communicator.barrier)
+    start = threading.Thread.start
+
+    def start_others(thread: threading.Thread) -> None:
+        if thread.name == "ringcomm lanes":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_others)
+        with pytest.raises(BootstrapError, match="can't start new thread"):
+            World(2, rails=2, bring_up="tcp")
+    monkeypatch.setattr(socket, "socketpair", cannot)
+    with pytest.raises(BootstrapError, match="too many"):
+        World(2, rails=2, bring_up="tcp")
 
 
 def test_off_nothing_is_kept() -> None:

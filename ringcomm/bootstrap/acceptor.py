@@ -92,6 +92,11 @@ class Acceptor:
         """Number of connections that have not finished the handshake."""
         return len(self._new) + len(self._greeted)
 
+    @property
+    def greeted(self) -> int:
+        """Number of those that have sent a HELLO."""
+        return len(self._greeted)
+
     def close_in_child(self) -> None:
         """Closes a forked child's copies of the listeners."""
         for listener in self._listeners:

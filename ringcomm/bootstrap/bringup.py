@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from . import commit, netlink, port_warnings, probe
 from .dialer import Target
 from .handshake_params import Key, job_hash
-from .interfaces import Interface, addresses_by_name, choose, is_loopback
+from .interfaces import Interface, addresses_by_name, choose, is_loopback, list_interfaces
 from .keeper import Keeping
 from .lanes import LaneId, LaneMaker, Plan
 from .launch import Identity
@@ -72,6 +72,8 @@ class Bringup:
         # The first rank of each host alone logs facts about the host.
         self._logs_for_host = keys.index(keys[self._rank]) == self._rank
         self._interfaces: list[Interface] = []
+        # The chosen ports, and those beside them in their subnets.
+        self._near: list[Interface] = []
         self._listeners: list[socket.socket] = []
         self._watch: list[int] = []  # as in the mesh, and so is _shared
         self._shared: list[int] = []
@@ -141,7 +143,8 @@ class Bringup:
 
     def _offer(self, deadline: float) -> Offer:
         """Chooses the ports and listens on them. Raises ConfigError."""
-        chosen = choose(self._config.interfaces, self._single_host)
+        present = list_interfaces()
+        chosen = choose(self._config.interfaces, self._single_host, present)
         if len(chosen) > MAX_PORTS:
             raise ConfigError(f"{len(chosen)} ports are too many: name at most {MAX_PORTS}")
         for interface in chosen:
@@ -159,6 +162,11 @@ class Bringup:
             f"connecting to all {self._world} ranks, over {', '.join(i.name for i in chosen)},",
         )
         self._interfaces = chosen
+        self._near = [
+            port
+            for port in present
+            if port in chosen or (port.up and not port.loopback and shared_subnet(port, chosen))
+        ]
         # Before lanes are made, so that no change of a port is missed.
         watch = None if self._single_host else netlink.subscribe()
         if watch is not None:
@@ -192,13 +200,13 @@ class Bringup:
         """Listens on the port's link-local address, if there is one and only it keeps the port's
         traffic on the port; else returns None."""
         address = interface.link_local
-        if address is not None and needs_link_local(interface, self._interfaces):
+        if address is not None and needs_link_local(interface, self._near):
             with contextlib.suppress(OSError):
                 return self._listen_on(address, interface.index)
         return None
 
     def _listen_on(self, address: Address, scope: int = 0) -> Endpoint:
-        listener = listen(str(address.ip), scope=scope)
+        listener = listen(str(address.ip), scope=scope, congestion=self._config.congestion)
         self._listeners.append(listener)
         self._unless_joined.callback(listener.close)
         return Endpoint(address, listener.getsockname()[1])
@@ -233,15 +241,13 @@ class Bringup:
 
     def _target(self, peer: int, pairing: Pairing) -> Target:
         here, there = self._addresses(peer, pairing)
-        use_device = not self._same_host(peer) and device_binding_works(
-            self._interfaces[pairing.ours], self._interfaces
-        )
-        device = self._interfaces[pairing.ours].name if use_device else ""
+        port = self._interfaces[pairing.ours]
+        use_device = not self._same_host(peer) and device_binding_works(port, self._near)
         return Target(
             str(there.address.ip),
             there.port,
             str(here.address.ip),
-            device,
+            port.name if use_device else "",
             link_local=self._link_local_target(peer, pairing),
         )
 
@@ -251,8 +257,8 @@ class Bringup:
         if found is None:
             return None
         here, there = found
-        scope = self._interfaces[pairing.ours].index
-        return Target(str(there.address.ip), there.port, str(here.address.ip), scope=scope)
+        port = f"%{ours.name}"  # by name: a port that was made again has another index
+        return Target(f"{there.address.ip}{port}", there.port, f"{here.address.ip}{port}")
 
     def _warn_unpaired(self) -> None:
         """Warns, once on each host, of ports that stay unused because another host has no
@@ -273,7 +279,7 @@ class Bringup:
         routed = list(self._routed_in_shared_subnet(maker)) if self._logs_for_host else []
         if not routed:
             return
-        lines = sysctl_advice(self._interfaces)
+        lines = sysctl_advice(self._near)
         if lines:
             _log.warning(
                 "network ports of this host share a subnet, so their traffic may share one port; "
@@ -309,7 +315,7 @@ class Bringup:
                 )
                 on_link = [is_link_local(sock) for sock in made]
                 port = self._interfaces[pairing.ours]
-                if shared_subnet(port, self._interfaces) and not (on_link and all(on_link)):
+                if shared_subnet(port, self._near) and not (on_link and all(on_link)):
                     yield peer, pairing
 
     def _addresses(self, peer: int, pairing: Pairing) -> tuple[Endpoint, Endpoint]:
@@ -389,7 +395,7 @@ class Bringup:
 
     def _keep_on_port(self, lane: LaneId, sock: socket.socket) -> None:
         if not self._same_host(lane.peer):
-            keep_on_port(sock, self._interfaces[self._pairing(lane).ours], self._interfaces)
+            keep_on_port(sock, self._interfaces[self._pairing(lane).ours], self._near)
 
     def _addresses_now(self, lanes: Collection[LaneId]) -> dict[LaneId, str]:
         present: dict[str, list[Address]] = {}

@@ -19,14 +19,14 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .handshake import Client, Talk
 from .handshake_params import Key, Outcome, RefusedError, Terms
 from .join_failure import MUTE, NO_ANSWER, REFUSED
 from .loop import READ, WRITE, Loop, Timer
 from .same_user import vetting
-from .sockets import bind_to_device, family, keep_alive, place
+from .sockets import bind_to_device, family, keep_alive, place, set_congestion
 from .system import describe
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
@@ -58,13 +58,11 @@ class Target:
     device: str = ""
     """Interface to bind to where permitted; empty: none. Every second try does not bind, as the
     route may lead over another interface."""
-    scope: int = 0
-    """Index of the interface by which a link-local IPv6 is reached."""
     link_local: Target | None = None
     """Another way to the same port of the peer, used in the first, third, ... try."""
     keeps_port: bool = False
-    """No way is tried that may lead over another port, and an answer has to come within
-    ANSWER_PATIENCE."""
+    """No way is tried that may lead over another port: where there is a link_local, only that. And
+    an answer has to come within ANSWER_PATIENCE."""
 
 
 class Dial:
@@ -77,6 +75,7 @@ class Dial:
         connected: takes the authenticated socket, once.
         refused: called with each RefusedError; may call stop().
         start_at: time.monotonic() of the first try; 0.0: at once.
+        congestion: as sockets.set_congestion takes them.
 
     Attributes:
         way: what the latest try went by.
@@ -94,6 +93,7 @@ class Dial:
         connected: Callable[[Dial, socket.socket], None],
         refused: Callable[[Dial, RefusedError], None] | None = None,
         start_at: float = 0.0,
+        congestion: Sequence[str] = (),
     ) -> None:
         self.target = target
         self.way = target
@@ -105,6 +105,7 @@ class Dial:
         self._key, self._terms = key, terms
         self._connected = connected
         self._refused = refused
+        self._congestion = congestion
         self._tries = 0
         self._refused_since = math.inf
         self._heard = False
@@ -128,7 +129,7 @@ class Dial:
         self.way = way = self._way()
         try:
             self._sock = sock = self._open(way)
-            code = sock.connect_ex(place(way.address, way.port, way.scope))
+            code = sock.connect_ex(place(way.address, way.port))
         except OSError as error:
             self._retry(f"local error: {describe(error)}")
             return
@@ -140,23 +141,21 @@ class Dial:
         self._loop.watch(sock, WRITE, self._on_connect)
 
     def _way(self) -> Target:
-        if self._tries % 2:
+        if self._tries % 2 or self.target.keeps_port:
             return self.target.link_local or self.target
-        if self.target.keeps_port:
-            return self.target
         return dataclasses.replace(self.target, device="")
 
-    @staticmethod
-    def _open(way: Target) -> socket.socket:
+    def _open(self, way: Target) -> socket.socket:
         sock = socket.socket(family(way.address), socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             keep_alive(sock, True)
+            set_congestion(sock, self._congestion)
             if way.device:
                 bind_to_device(sock, way.device)
             if way.source:
-                sock.bind(place(way.source, 0, way.scope))
+                sock.bind(place(way.source, 0))
         except BaseException:
             sock.close()
             raise

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import logging
 import math
 import os
@@ -152,6 +153,8 @@ class LaneKeeper:
     Args:
         keeping: its listeners are the keeper's from now on.
         core: asked and told on the keeper's thread.
+
+    Raises OSError if it cannot start.
     """
 
     def __init__(self, keeping: Keeping, core: Core) -> None:
@@ -179,11 +182,16 @@ class LaneKeeper:
         self._moved_ports = MovedPorts(
             self._loop, plan, self._acceptor, self._addresses_now, self._hear
         )
-        self._status = StatusSocket(self._loop, self._report)
+        self._status: StatusSocket | None = None
+        with contextlib.suppress(OSError):  # the job works without it
+            self._status = StatusSocket(self._loop, self._report)
         self._loop.repeat(_LOOK_EVERY, self._look)
         self._thread = threading.Thread(target=self._run, name="ringcomm lanes", daemon=True)
         _live.add(self)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, str(error)) from None
 
     def close(self) -> None:
         """Ends the thread, which closes all that the core does not have. The core is not called any
@@ -216,7 +224,8 @@ class LaneKeeper:
                 meeting.end()
             self._moved_ports.close()
             self._acceptor.close()
-            self._status.close()
+            if self._status is not None:
+                self._status.close()
             self._loop.close()
             self._woken.close()
 
@@ -386,7 +395,7 @@ class _Meeting:
             return
         theirs = Mark(*_MARK.unpack(data))
         self._leave()
-        tune(self.sock, keeper._plan.congestion)
+        tune(self.sock)
         keep_alive(self.sock, False)
         keeper._finish(self.lane, self.sock)
         if keeper._core.renew(self.lane, self.sock.detach(), ours, theirs):
@@ -394,6 +403,9 @@ class _Meeting:
             keeper._unproven.discard(self.lane)
             if not self.is_proof:
                 keeper._unproven.add(self.lane)
+            source = keeper._addresses_now([self.lane])[self.lane]
+            if keeper._has_moved(self.lane, source):
+                keeper._moved_ports.tell_peer(self.lane, source)
 
     def _leave(self) -> None:
         self._reading.stop()

@@ -94,6 +94,7 @@ class Plan:
             self.key,
             terms,
             lambda _dial, sock: connected(sock),
+            congestion=self.congestion,
         )
 
     def knock(self, loop: Loop, lane: LaneId) -> Dial:
@@ -191,9 +192,10 @@ class LaneMaker:
         """Returns the target of a lane without the ways that may lead over another port than that
         by which it was made, or was to be."""
         target = self.plan.targets[lane]
-        way = self._dials[lane].way if lane in self._dials and lane in self.made else target
-        if way is not target.link_local:
-            target = way
+        if lane in self._dials and lane in self.made:
+            way = self._dials[lane].way
+            if way is not target.link_local:
+                target = dataclasses.replace(way, link_local=None)
         return dataclasses.replace(target, keeps_port=True)
 
     def close(self) -> None:
@@ -239,7 +241,7 @@ class LaneMaker:
         self._in_vain = True
 
     def _keep(self, lane: LaneId, sock: socket.socket) -> None:
-        tune(sock, self.plan.congestion)
+        tune(sock)
         keep_alive(sock, True)
         self.made[lane] = sock
         self._progress = time.monotonic()

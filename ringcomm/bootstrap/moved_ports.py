@@ -1,7 +1,8 @@
 """Tells peers where a port listens whose address has moved.
 
     a lost lane has another address here than its peer knows
-        --> this rank listens there, and tells so by a lane of another port
+        --> this rank listens there, and tells so by a lane of another port; where there is none,
+            by that lane once it is back
         --> the peer dials there, and its own news goes there
 
 Invariants: news is believed of the rank alone that has proven to be the lane's other end; the
@@ -94,7 +95,6 @@ class MovedPorts:
         news = {_about(lane): address for lane, address in moved.items()}
         for lane in self._told.keys() - news.keys():
             self._told[lane].is_over = True
-            self._told[lane].dial.stop()
         for lane, address in news.items():
             told = self._told.get(lane)
             is_known = told is not None and not told.is_over and told.address == address
@@ -107,9 +107,17 @@ class MovedPorts:
                 if ways:
                     self._tell(lane, address, ways, now)
 
+    def tell_peer(self, lane: LaneId, address: str) -> None:
+        """Tells the peer of a lane that is back, where it was made, the address that the lane's
+        port has here, unless it was told."""
+        told = self._told.get(_about(lane))
+        if told is None or told.address != address:
+            with contextlib.suppress(OSError):  # the port has lost the address again
+                self._tell(_about(lane), address, [lane], time.monotonic())
+
     def _tell(self, lane: LaneId, address: str, ways: Sequence[LaneId], now: float) -> None:
         if address not in self._listeners:
-            self._listeners[address] = listen(address)
+            self._listeners[address] = listen(address, congestion=self._plan.congestion)
             self._acceptor.add(self._listeners[address])
         told = self._told.get(lane)
         first, tries = now, 0

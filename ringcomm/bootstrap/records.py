@@ -1,8 +1,8 @@
 """Messages between ranks during bring-up: strict JSON in ASCII, bounded, checked by field.
 
 Invariants: nothing received is evaluated, unpickled or used before its type and range were
-checked; a blob is at most 64 KiB; whatever a peer sends, the only error is a BootstrapError that
-names the rank it came from.
+checked; a blob is at most 64 KiB, but where both its ends take more; whatever a peer sends, the
+only error is a BootstrapError that names the rank it came from.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MAX_TEXT = 2000  # characters of any text field
 T = TypeVar("T")
 
 
-def pack(fields: dict[str, Any]) -> bytes:
-    """Encodes fields as a blob. Raises ConfigError if it would exceed MAX_BYTES."""
+def pack(fields: dict[str, Any], limit: int = MAX_BYTES) -> bytes:
+    """Encodes fields as a blob. Raises ConfigError if it would exceed so many bytes."""
     blob = json.dumps(fields, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
-    if len(blob) > MAX_BYTES:
+    if len(blob) > limit:
         raise ConfigError(
-            f"this rank's part of the bring-up takes {len(blob)} bytes, {MAX_BYTES} are allowed: "
+            f"this rank's part of the bring-up takes {len(blob)} bytes, {limit} are allowed: "
             "use fewer ranks, rails or lanes"
         )
     return blob
@@ -65,10 +65,10 @@ class Record:
     """Not checked: only which there are may be read of it."""
 
     @classmethod
-    def unpack(cls, source: str, blob: bytes) -> Record:
+    def unpack(cls, source: str, blob: bytes, limit: int = MAX_BYTES) -> Record:
         """Decodes a blob. Raises BootstrapError."""
         malformed = cls(source, {}).malformed
-        if len(blob) > MAX_BYTES:
+        if len(blob) > limit:
             raise malformed("is too long")
         try:
             fields = json.loads(

@@ -40,8 +40,11 @@ def place(address: str, port: int, scope: int = 0) -> tuple[str | int, ...]:
     return (address, port, 0, scope) if ":" in address else (address, port)
 
 
-def listen(address: str, port: int = 0, scope: int = 0) -> socket.socket:
-    """Opens a listening socket on exactly this numeric address; port 0: any free one.
+def listen(
+    address: str, port: int = 0, scope: int = 0, congestion: Sequence[str] = ()
+) -> socket.socket:
+    """Opens a listening socket on exactly this numeric address; port 0: any free one. The sockets
+    that it accepts have its congestion control.
 
     Raises OSError.
     """
@@ -51,6 +54,7 @@ def listen(address: str, port: int = 0, scope: int = 0) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if sock.family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        set_congestion(sock, congestion)
         sock.bind(place(address, port, scope))
         sock.listen(BACKLOG)
     except BaseException:
@@ -67,12 +71,17 @@ def peer_of(sock: socket.socket) -> str:
         return "a connection that has ended"
 
 
-def tune(sock: socket.socket, congestion: Sequence[str] = ()) -> None:
-    """Disables Nagle's delay and sets the first congestion control that the kernel permits."""
+def tune(sock: socket.socket) -> None:
+    """Disables Nagle's delay."""
     sock.setblocking(False)
     with contextlib.suppress(OSError):  # if the connection has ended
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for name in congestion:
+
+
+def set_congestion(sock: socket.socket, names: Sequence[str]) -> None:
+    """Sets the first congestion control that the kernel permits. Call it before the socket connects
+    or listens: the pace that another one has found for a connection would stay."""
+    for name in names:
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
             return

@@ -74,6 +74,7 @@ class Agreement:
         self._processes: dict[int, int] = {}  # the latest process of each rank
         self._announced: Go | None = None
         self._linger_until = 0.0
+        self._lingers_in_vain = False
         self._book: Book = {limits.rank: list(listens)}
         self._clock = clock
         self._control = connect(self._receive, self._introduce)
@@ -130,7 +131,10 @@ class Agreement:
         self._dial_missing()
         if len(self.members) < self._limits.world_size:
             self._control.loop.catch_up()
-            if self._control.letting_in:
+            if not self._control.letting_in:
+                self._lingers_in_vain = False
+            elif not self._lingers_in_vain:  # until somebody is let in
+                self._lingers_in_vain = True
                 self._linger_until = self._clock() + _LINGER_S
 
     def wait(self) -> Formation:
@@ -178,6 +182,7 @@ class Agreement:
                 self._control.dial(rank, self._book.get(rank, ()))
 
     def _announce(self, go: Go) -> None:
+        payload = messages.pack_go(go)  # before anything is noted
         if go.left:
             names = ", ".join(map(str, go.left))
             _log.warning("membership: round %d goes on without rank %s", go.number, names)
@@ -195,7 +200,7 @@ class Agreement:
                 )
         self._announced = go
         self._accept(Formation(self._control, self._limits.rank, self._limits.rank, go))
-        self._control.send_all(Kind.GO, messages.pack_go(go))
+        self._control.send_all(Kind.GO, payload)
 
     def _listen(self, until: float) -> None:
         """Handles messages until the knowledge changes, or until the given time."""
@@ -258,6 +263,7 @@ class Agreement:
         self._ready.pop(rank, None)
         self._control.send(rank, Kind.INTRO, messages.pack_intro(self._process, self._book))
         if rank not in self.members:
+            self._lingers_in_vain = False
             self._linger_until = self._clock() + _LINGER_S
         self._repeat_ready(rank)
 

@@ -127,7 +127,7 @@ class Control:
     @property
     def letting_in(self) -> bool:
         """True while a peer is in the middle of the handshake here."""
-        return self._acceptor.pending > 0
+        return self._acceptor.greeted > 0
 
     # ---- messages ----
 
@@ -289,6 +289,7 @@ _alive: weakref.WeakSet[Control] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for control in list(_alive):
+        control._acceptor.close_in_child()
         control.loop.close_in_child()
     _alive.clear()
 

@@ -58,12 +58,12 @@ def no_message(rank: int) -> BootstrapError:
 def pack_intro(process: int, book: Mapping[int, Sequence[Address]]) -> bytes:
     """Encodes an INTRO: a random number, which tells the process from an earlier one of its rank,
     and the addresses that it knows."""
-    return pack({"process": process, "book": _pack_places(book)})
+    return pack({"process": process, "book": _pack_places(book)}, most_bytes(len(book)))
 
 
 def read_intro(source: str, payload: bytes, world_size: int) -> tuple[int, Book]:
     """Decodes an INTRO: process, addresses. Raises BootstrapError."""
-    record = Record.unpack(source, payload)
+    record = Record.unpack(source, payload, most_bytes(world_size))
     return record.integer("process", 0, MAX_NUMBER), _read_book(record, world_size)
 
 
@@ -182,13 +182,14 @@ def pack_go(go: Go) -> bytes:
             "joined": _ranks(go.joined),
             "leader": go.leader,
             "origin": go.origin,
-        }
+        },
+        most_bytes(len(members)),
     )
 
 
 def read_go(source: str, payload: bytes, world_size: int) -> Go:
     """Decodes a GO. Raises BootstrapError."""
-    record = Record.unpack(source, payload)
+    record = Record.unpack(source, payload, most_bytes(world_size))
     members = record.records("members", world_size)
     ranks = tuple(member.integer("rank", 0, world_size - 1) for member in members)
     leader = record.integer("leader", 0, world_size - 1)

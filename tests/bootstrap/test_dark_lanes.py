@@ -246,24 +246,37 @@ def move(lab: Lab, job: Job, hosts: Sequence[int], port: int, turn: int = 1) -> 
 
 @pytest.mark.parametrize("hosts", [(0,), (2,), (0, 1, 2)])
 def test_an_address_that_moves(lab: Lab, hosts: tuple[int, ...]) -> None:
-    """Ranks hear of it by the other port. It moves again, and home; then the other port moves."""
-    job = Job(lab, 250_000, peer_timeout=PATIENCE)
+    """Ranks hear of it by the other port. It moves again, and home; then the other port moves. All
+    lanes have the congestion control that was asked for."""
+    job = Job(lab, 250_000, peer_timeout=PATIENCE, congestion=("reno",))
     for port, turn in ((1, 1), (1, 2), (1, 0), (0, 1), (1, 1)):
         move(lab, job, hosts, port, turn)
     calls = min(job.calls)
     assert until(lambda: min(job.calls) > calls + 3)
+    for host in lab.hosts:
+        listed = ["ip", "netns", "exec", host, "ss", "-tniHO", "state", "established"]
+        connections = subprocess.check_output(listed, text=True).splitlines()
+        assert connections
+        assert all(" reno " in each for each in connections)
     job.end()
     assert not job.errors
 
 
 @pytest.mark.parametrize("host", [0, 1])
 def test_the_only_address_moves(monkeypatch: pytest.MonkeyPatch, host: int) -> None:
+    """And then the other host's: each is told of the first move once the lane is back."""
     monkeypatch.setenv("RINGCOMM_SECRET", SECRET)
     with contextlib.closing(Lab()) as lab:
         for number in (1, 2):
             lab.host((0, f"10.7.0.{number}/24"))
         job = Job(lab, 250_000, interfaces=("eth0",), peer_timeout=PATIENCE)
-        move(lab, job, [host], 0)
+        for mover, turn in ((host, 1), (1 - host, 1), (host, 2), (1 - host, 0), (host, 0)):
+            move(lab, job, [mover], 0, turn)
+            keeper = job.comms[1 - mover]._keeper
+            assert keeper is not None
+            targets = keeper._plan.targets
+            here = f"10.7.0.{mover + 1 + 20 * turn}"
+            assert until(lambda here=here, of=targets: {to.address for to in of.values()} == {here})
         job.end()
         assert not job.errors
 

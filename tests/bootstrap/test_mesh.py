@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 from bringup_world import join_world, meshes
@@ -73,7 +75,18 @@ def test_what_the_mesh_says(port: int) -> None:
         assert mesh.lanes == []
 
 
-def test_how_sockets_are_set_up(port: int) -> None:
+def test_how_sockets_are_set_up(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The congestion control is set before they connect or listen."""
+    late, set_option = list[Any](), socket.socket.setsockopt
+
+    def setsockopt(sock: socket.socket, level: int, option: int, *value: Any) -> None:
+        if (level, option) == (socket.IPPROTO_TCP, socket.TCP_CONGESTION):
+            with contextlib.suppress(OSError):
+                late.append(sock.getpeername())
+            assert not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        set_option(sock, level, option, *value)
+
+    monkeypatch.setattr(socket.socket, "setsockopt", setsockopt)
     for mesh in meshes(join_world(2, port, congestion=("no such thing", "reno"))):
         ((_, sock),) = take(mesh).items()
         with sock:
@@ -83,6 +96,7 @@ def test_how_sockets_are_set_up(port: int) -> None:
             name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
             assert name.split(b"\0")[0] == b"reno"
             assert {end[0] for end in (sock.getsockname(), sock.getpeername())} == {"127.0.0.1"}
+    assert not late
 
 
 def test_world_of_one_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

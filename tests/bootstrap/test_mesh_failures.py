@@ -91,7 +91,7 @@ def test_two_hosts_need_a_secret(port: int, monkeypatch: pytest.MonkeyPatch) -> 
     on_two_hosts(monkeypatch)
     fake = dataclasses.replace(loopback(), loopback=False, name="eth0")
     fake = dataclasses.replace(fake, addresses=(next(interfaces.netlink.addresses()).address,))
-    monkeypatch.setattr(bringup, "choose", lambda names, single_host: [fake])
+    monkeypatch.setattr(bringup, "choose", lambda *_: [fake])
     monkeypatch.setattr(Interface, "usable", property(lambda self: (not_ours(),)))
     for outcome in join_world(2, port).values():
         assert isinstance(outcome.error, ConfigError)

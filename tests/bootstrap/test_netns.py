@@ -18,11 +18,15 @@ from typing import Any
 
 import pytest
 from bringup_world import Outcome, meshes, run_ranks
-from patience import PATIENCE, PROMPT
+from patience import PATIENCE, PROMPT, until
 
 from ringcomm.bootstrap import hub, hub_client, lanes, meeting, mesh, probe
+from ringcomm.bootstrap.dialer import Dial, Target
+from ringcomm.bootstrap.handshake_params import Role
+from ringcomm.bootstrap.interfaces import list_interfaces
 from ringcomm.bootstrap.join_failure import JoinError
 from ringcomm.bootstrap.launch import Identity
+from ringcomm.bootstrap.loop import Loop
 from ringcomm.bootstrap.secret import Secret
 from ringcomm.config import Config
 from ringcomm.errors import ConfigError
@@ -389,6 +393,12 @@ def in_one_subnet(lab: Lab, *, link_local: tuple[bool, bool] = (True, True)) -> 
     for host in (1, 2):
         ports = (0, f"10.7.0.{host}/24"), (0, f"10.7.0.{host + 10}/24")
         lab.host(*ports, link_local=link_local[host - 1])
+        with lab.enter(host - 1):  # the kernel makes them once it has noticed the carriers
+            assert until(lambda to=2 * link_local[host - 1]: count_link_local() == to)
+
+
+def count_link_local() -> int:
+    return sum(port.link_local is not None for port in list_interfaces())
 
 
 @pytest.mark.usefixtures("no_device_binding")
@@ -426,6 +436,29 @@ def test_one_subnet_where_link_local_addresses_fail(
     assert len(advice) == 2
 
 
+@pytest.mark.parametrize("is_blocked", [False, True])
+def test_a_lost_lane_is_tried_by_the_way_it_was_made(lab: Lab, is_blocked: bool) -> None:
+    """Another way may lead over another port, on which it would stay."""
+    in_one_subnet(lab)
+    if is_blocked:
+        lab.inside(1, BLOCK_LINK_LOCAL)
+    found = meshes(lab.join("10.7.0.1"))
+    plan = found[1].keeping[0].plan
+    for made in found:
+        made.close()
+    with contextlib.closing(Loop()) as loop, lab.enter(1):
+        for lane in plan.targets:
+            dial, ways = plan.dial(loop, Role.LANE_ANEW, lane, socket.socket.close), {}
+
+            def has_tried(dial: Dial = dial, ways: dict[int, Target] = ways) -> bool:
+                ways[dial._tries] = dial.way
+                return len(ways) == 5
+
+            assert loop.run(has_tried, time.monotonic() + PATIENCE)
+            dial.stop()
+            assert {"%" in ways[number].address for number in (1, 2, 3, 4)} == {not is_blocked}
+
+
 def test_one_subnet_with_the_settings(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     """As advised: each lane's traffic stays on its own port, in both directions."""
     caplog.set_level(logging.WARNING, "ringcomm")
@@ -436,6 +469,26 @@ def test_one_subnet_with_the_settings(lab: Lab, caplog: pytest.LogCaptureFixture
     found = meshes(lab.join("10.7.0.1"))
     assert not caplog.records
     each_rail_keeps_to_its_port(lab, found)
+
+
+@pytest.mark.parametrize("by", ["link-local addresses", "settings"])
+def test_a_named_port_beside_another_of_its_subnet(lab: Lab, by: str) -> None:
+    """The other one carries nothing."""
+    in_one_subnet(lab, link_local=(by != "settings",) * 2)
+    if by == "settings":
+        for host in (0, 1):
+            lab.inside(host, "sysctl -qw net.ipv4.conf.all.arp_ignore=1")
+            lab.inside(host, "sysctl -qw net.ipv4.conf.all.arp_announce=2")
+    found = meshes(lab.join("10.7.0.1", interfaces=("eth1",)))
+    here, there = (second(made.lanes[0].fd) for made in found)
+    with here, there:
+        for sender, receiver, host in ((here, there, 0), (there, here, 1)):
+            before = sent_bytes(lab, host)
+            push(sender, receiver, 1 << 20)
+            eth0, eth1 = (b - a for a, b in zip(before, sent_bytes(lab, host), strict=True))
+            assert eth0 < 1 << 16 < 1 << 20 < eth1
+    for made in found:
+        made.close()
 
 
 @pytest.mark.usefixtures("no_device_binding")

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from bringup_world import identity, join_world, meshes, run, run_ranks
@@ -226,8 +227,8 @@ def test_lane_listeners_among_strangers(port: int, monkeypatch: pytest.MonkeyPat
     honest = sockets.listen
     held: list[socket.socket] = []
 
-    def listen(address: str, number: int = 0, scope: int = 0) -> socket.socket:
-        listener = honest(address, number, scope)
+    def listen(*place: Any, **options: Any) -> socket.socket:
+        listener = honest(*place, **options)
         where = listener.getsockname()
         for text in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\0" * 4000):
             sock = socket.create_connection(where[:2])
