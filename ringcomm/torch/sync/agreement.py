@@ -68,7 +68,8 @@ def agree(
 
     Raises MismatchError on all ranks if these differ.
     """
-    squares, digest = _squares(gradients) / loss_scale**2, _digest(alike)
+    squares = _squares(gradients) / loss_scale**2
+    digest = zlib.crc32(repr(_rounded(alike)).encode()) & 0xFFFFF
     bad = found_inf or not math.isfinite(squares)
     own = [one is not None for one in gradients]
     numbers = [bad, 0.0 if bad else squares, digest, digest**2, *own]
@@ -118,10 +119,6 @@ def difference(comm: Communicator, about: Mapping[str, object]) -> MismatchError
                     rank=rank,
                 )
     return MismatchError("the ranks have different settings")
-
-
-def _digest(about: object) -> int:
-    return zlib.crc32(repr(_rounded(about)).encode()) & 0xFFFFF
 
 
 def _rounded(value: object) -> object:
