@@ -72,8 +72,9 @@ def agree(
     digest = zlib.crc32(repr(_rounded(alike)).encode()) & 0xFFFFF
     bad = found_inf or not math.isfinite(squares)
     own = [one is not None for one in gradients]
-    numbers = [bad, 0.0 if bad else squares, digest, digest**2, *own]
-    message = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+    message = torch.tensor(
+        [bad, 0.0 if bad else squares, digest, digest**2, *own], dtype=torch.float64, device="cpu"
+    )
     bad, squares, digest, square, *present = comm.allreduce(message, "sum").tolist()
     ranks = comm.world_size
     if int(digest) ** 2 != ranks * int(square):
