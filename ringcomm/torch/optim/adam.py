@@ -130,8 +130,9 @@ class OneBitAdam(WireOptimizer):
         state = super().saved(own=own)
         for span in self._spans:
             for place in span.slices:
-                step = torch.tensor(float(self._rule.step_of(span)), device="cpu")
-                state["state"][place.index]["step"] = step
+                state["state"][place.index]["step"] = torch.tensor(
+                    float(self._rule.step_of(span)), device="cpu"
+                )
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -178,8 +178,10 @@ class Muon(ExchangingOptimizer[Owned, Any]):
         feedback = (
             FeedbackStore() if residuals is None else saved.read_feedback(residuals, self._comm)
         )
-        every = [saved.held_by(one, self._indexed()) for one in own["layout"]]
-        found = [Owned(held, self._comm, self._codec, feedback) for held in every]
+        found = [
+            Owned(saved.held_by(one, self._indexed()), self._comm, self._codec, feedback)
+            for one in own["layout"]
+        ]
         if residuals is None or dict(residuals["exact"]) == dict(place_of(self._comm)):
             for owned in found:
                 owned.load(tensors)

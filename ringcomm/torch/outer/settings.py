@@ -78,7 +78,8 @@ def choose(
 ) -> Chosen:
     """Returns the parts for OuterStep's settings. Raises ConfigError for one that cannot work."""
     pace = RoundPace(every, require_whole("fragments", fragments, 1))
-    if require_whole("delay", delay, 0) and pace.every is None:
+    delay = require_whole("delay", delay, 0)
+    if delay and pace.every is None:
         raise ConfigError(f"Invalid delay: {delay}; with every=None nothing goes on meanwhile")
     if pace.every is not None and delay * fragments >= pace.every:
         raise ConfigError(
