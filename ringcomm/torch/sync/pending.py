@@ -59,17 +59,14 @@ class Pending:
         work: the collective.
         changed: the residuals that it changes if it succeeds: those of a codec of few bits. Others
             deliver residuals, which cannot be undone.
-        probe: elements of the mean that are finite only if all of it is: a codec of few bits makes
-            all of a tensor NaN that has a value which is not finite.
     """
 
     def __init__(
         self, wire: Wire, comm: Communicator, tensor: torch.Tensor, timeout: float | None
     ) -> None:
         self.tensor = tensor
-        quantises = wire.codec.quantises
-        self.changed = wire.feedback if quantises else None
-        self.probe = tensor[:1] if quantises else tensor
+        self._quantises = wire.codec.quantises
+        self.changed = wire.feedback if self._quantises else None
         residuals: Feedback = False if wire.feedback is None else wire.feedback
         op, name = wire.op, wire.codec.name
         work = comm.submit_in_place(
@@ -99,6 +96,12 @@ class Pending:
         """Restores the residuals of before. Only after the collective has succeeded."""
         if self.changed is not None:
             self.changed.undo()
+
+    @property
+    def probe(self) -> torch.Tensor:
+        """Elements of the mean that are finite only if all of it is: a codec of few bits makes all
+        of a tensor NaN that has a value which is not finite."""
+        return self.tensor[:1] if self._quantises else self.tensor
 
     @property
     def is_finite(self) -> bool:
