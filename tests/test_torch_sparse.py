@@ -395,7 +395,7 @@ def test_the_layout_follows_the_parameters() -> None:
     parameters = [torch.nn.Parameter(torch.randn(5, 7)) for _ in range(5)]
     before = [one.detach().clone() for one in parameters]
     every = [IndexedParameter(i, 0, one) for i, one in enumerate(parameters)]
-    made = [HostBucket(held) for held in filled(every, 280, itemsize=4)]
+    made = [HostBucket(held, lambda *_: {}) for held in filled(every, 280, itemsize=4)]
     assert [[place.index for place in one.slices] for one in made] == [[4, 3], [2, 1], [0]]
     assert all(place.start % 16 == 0 for one in made for place in one.slices)
     assert [one.count for one in made] == [96, 96, 48]

@@ -80,13 +80,13 @@ class Correction:
         self._in_flight, self._ready = set(), set()
         self._is_ahead = self._is_aside = False
         hooks: Any = model  # some of these are without types in torch, or of its later releases
-        end = _Call(self, "end_backward")
+        end = _Call(self.end_backward)
         self._handles += [
-            hooks.register_forward_pre_hook(_Call(self, "before_forward"), prepend=True),
-            hooks.register_forward_hook(_Call(self, "after_forward"), always_call=True),
+            hooks.register_forward_pre_hook(_Call(self.before_forward), prepend=True),
+            hooks.register_forward_hook(_Call(self.after_forward), always_call=True),
             hooks.register_state_dict_pre_hook(end),
             hooks._register_load_state_dict_pre_hook(end),
-            hooks.register_load_state_dict_post_hook(_Call(self, "clear")),
+            hooks.register_load_state_dict_post_hook(_Call(self.clear)),
         ]
 
     # ---- a step ----
@@ -298,10 +298,13 @@ def _on_trial(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[Any, Stand
     step: Any = type(optimizer).step
     step = step.__wrapped__ if getattr(step, "hooked", None) else step
     trial, scratch = object.__new__(type(optimizer)), _Scratch()
-    # A fused optimizer finds a GradScaler's in two of these: gradients on trial are without it.
-    without = ("grad_scale", "found_inf", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    vars(trial).update({key: value for key, value in vars(optimizer).items() if key not in without})
-    vars(trial).update(_optimizer_step_pre_hooks={}, _optimizer_step_post_hooks={})
+    # A fused optimizer finds a GradScaler's in these: gradients on trial are without it.
+    without = ("grad_scale", "found_inf")
+    vars(trial).update(
+        {key: value for key, value in vars(optimizer).items() if key not in without},
+        _optimizer_step_pre_hooks={},
+        _optimizer_step_post_hooks={},
+    )
 
     def of_stand_ins(group: dict[str, Any], stand_ins: StandIns) -> None:
         settings = {key: scratch.copy(value) for key, value in group.items() if key != "params"}
@@ -376,14 +379,13 @@ class _Call:
     """Hook of a module that calls a method, as long as its owner lives. A copy of the module, as in
     a checkpoint, gets one that does nothing."""
 
-    def __init__(self, owner: Correction | None = None, method: str = "") -> None:
-        self._owner = None if owner is None else weakref.ref(owner)
-        self._method = method
+    def __init__(self, method: Callable[..., None] | None = None) -> None:
+        self._method = None if method is None else weakref.WeakMethod(method)
 
     def __call__(self, *args: Any) -> None:
-        owner = None if self._owner is None else self._owner()
-        if owner is not None:
-            getattr(owner, self._method)(*args)
+        method = None if self._method is None else self._method()
+        if method is not None:
+            method(*args)
 
     def __reduce__(self) -> tuple[type[_Call], tuple[()]]:
         return (_Call, ())

@@ -11,7 +11,7 @@ communicator's timeout, and raises its error.
 from __future__ import annotations
 
 import io
-import time
+import timeit
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,12 +42,7 @@ class CommExchange:
     def gather(self, row: Sequence[float]) -> Later[list[list[float]]]:
         """Starts to gather each rank's row of numbers; all ranks get all rows."""
         work = self._comm.allgather(np.array(row, np.float64), async_op=True)
-
-        def rows() -> list[list[float]]:
-            gathered: list[list[float]] = work.wait().tolist()
-            return gathered
-
-        return rows
+        return lambda: work.wait().tolist()
 
     def spread(self, text: str) -> Later[str]:
         """Starts to send the deciding rank's text to all."""
@@ -56,16 +51,22 @@ class CommExchange:
     def shared(self, state: dict[str, Any]) -> dict[str, Any]:
         """Returns the deciding rank's state, of tensors, strings and numbers, on all ranks. A
         collective that waits."""
-        return _unpacked(_shared(self._comm, _packed(state)))
+        file = io.BytesIO()
+        torch.save(state, file)
+        packed = self._shared(file.getvalue())
+        shared: dict[str, Any] = torch.load(io.BytesIO(packed), weights_only=True)
+        return shared
+
+    def _shared(self, packed: bytes) -> bytes:
+        return _from_first(self._comm, packed)
 
     def latency_s(self) -> float:
         """Measures the seconds of the smallest all-reduce. A collective that waits."""
-        taken = []
-        for _ in range(_PROBES):
-            began = time.perf_counter()
-            self._comm.allreduce(np.zeros(1, np.float32))
-            taken.append(time.perf_counter() - began)
-        return min(taken)
+        return min(
+            timeit.repeat(
+                lambda: self._comm.allreduce(np.zeros(1, np.float32)), repeat=_PROBES, number=1
+            )
+        )
 
     def cpu_s(self) -> float:
         """Returns the processor time of this process's engine so far, in seconds."""
@@ -86,12 +87,8 @@ class GridExchange(CommExchange):
         """Starts to gather the rows of the ranks of place 0; other ranks get their own row only."""
         return super().gather(row) if self._speaks else lambda: [list(row)]
 
-    def shared(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Returns the deciding rank's state on all ranks, by way of the ranks of place 0."""
-        packed = _packed(state)
-        if self._speaks:
-            packed = _shared(self._comm, packed)
-        return _unpacked(_shared(self._row, packed))
+    def _shared(self, packed: bytes) -> bytes:
+        return _from_first(self._row, super()._shared(packed) if self._speaks else packed)
 
     def spread(self, text: str) -> Later[str]:
         """Starts to send the deciding rank's text to the ranks of place 0; they pass it to their
@@ -115,18 +112,7 @@ def _spread(comm: Communicator, text: str) -> Later[str]:
     return result
 
 
-def _packed(state: dict[str, Any]) -> bytes:
-    file = io.BytesIO()
-    torch.save(state, file)
-    return file.getvalue()
-
-
-def _unpacked(packed: bytes) -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(io.BytesIO(packed), weights_only=True)
-    return state
-
-
-def _shared(comm: Communicator, packed: bytes) -> bytes:
+def _from_first(comm: Communicator, packed: bytes) -> bytes:
     """Returns rank 0's bytes on all ranks."""
     size = comm.allgather(np.array([len(packed)]))[0]  # its frames name the call
     own = packed if comm.rank == 0 else bytes(int(size[0]))

@@ -130,8 +130,9 @@ class OneBitAdam(WireOptimizer):
         state = super().saved(own=own)
         for span in self._spans:
             for place in span.slices:
-                step = torch.tensor(float(self._rule.step_of(span)), device="cpu")
-                state["state"][place.index]["step"] = step
+                state["state"][place.index]["step"] = torch.tensor(
+                    float(self._rule.step_of(span)), device="cpu"
+                )
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -187,7 +188,7 @@ class OneBitAdam(WireOptimizer):
     @property
     def renewals(self) -> int:
         """Number of renewals of the variance."""
-        return self._rule.renewals.count if self._rule.renewals is not None else 0
+        return self._rule.renewals.count
 
 
 # ---- two stages ----
@@ -204,8 +205,7 @@ class Frozen(Rule):
 
     def __init__(self, freeze: Freeze, beta2: float, compression: str, dense: str) -> None:
         self.freeze = FreezePoint(freeze, beta2, renews=self.renews)
-        most = max(_MOST, _steps_remembered(beta2))
-        self.renewals = Renewals(_USES, most) if self.renews else None
+        self.renewals = Renewals(_USES, max(_MOST, _steps_remembered(beta2)))
         self._first = (Exchange("gradient", dense),)
         self._then = (Exchange("momentum", compression),)
         self._renewal = (*self._then, Exchange("variance", dense))
@@ -216,8 +216,7 @@ class Frozen(Rule):
     def exchanges(self, step: int) -> Sequence[Exchange]:
         if not self._frozen:
             return self._first
-        renews = self.renewals is not None and self.renewals.is_due(step)
-        return self._renewal if renews else self._then
+        return self._renewal if self._renews_in(step) else self._then
 
     def usual(self, step: int) -> Sequence[Exchange]:
         return self._then
@@ -258,11 +257,13 @@ class Frozen(Rule):
         if not self._frozen and self.freeze.step is not None and step >= self.freeze.step:
             self._frozen = True
             self._unbias(spans)
-            if self.renewals is not None:
-                self.renewals.begin(step)
-        elif self._frozen and self.renewals is not None and self.renewals.is_due(step):
+            self.renewals.begin(step)
+        elif self._frozen and self._renews_in(step):
             self.renewals.advance(step)
         return ()
+
+    def _renews_in(self, step: int) -> bool:
+        return self.renews and self.renewals.is_due(step)
 
     def update(
         self, span: Span, means: Mapping[str, torch.Tensor]
@@ -272,7 +273,7 @@ class Frozen(Rule):
             self._dense_step(span, means["gradient"])
         else:
             self._momentum_step(span, means["momentum"])
-        if self.renewals is not None:
+        if self.renews:
             _add_own_square(span, span.state["own_sq"])
         return self._renew(span, means["variance"]) if "variance" in means else None
 
@@ -324,8 +325,11 @@ class Frozen(Rule):
     def step_of(self, span: Span) -> int:
         """Returns the number of steps for torch's Adam to correct the bias of the present moments.
         After the freeze they have no bias: then it is so large that the correction is 1."""
-        if self._frozen:
-            return max(_steps_to_forget(beta) for beta in span.group["betas"])
+        if self._frozen:  # so many that a mean's initial value is below float32's precision
+            return max(
+                math.ceil(-24 * math.log(2) / math.log(beta)) if beta > 0 else 1
+                for beta in span.group["betas"]
+            )
         return self._ages.get(span.name, 0)
 
     def _unbias(self, spans: Sequence[Span]) -> None:
@@ -495,12 +499,6 @@ def _typical(tile: Tile) -> torch.Tensor:
         half = squares.shape[1] // 2
         squares = squares[:, :half] + squares[:, half:]
     return root(squares.div_(BLOCK))
-
-
-def _steps_to_forget(beta: float) -> int:
-    """Returns the number of steps after which a mean's initial value is below float32's
-    precision."""
-    return math.ceil(-24 * math.log(2) / math.log(beta)) if beta > 0 else 1
 
 
 def _add_own_square(span: Span, square: torch.Tensor) -> None:

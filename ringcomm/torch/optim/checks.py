@@ -42,15 +42,17 @@ def require_betas(betas: tuple[float, float]) -> None:
 
 def require_adam(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
     """Raises ConfigError for hyperparameters that torch.optim.Adam refuses, in its words."""
-    others = {"learning rate": lr, "epsilon value": eps, "weight_decay value": weight_decay}
-    require_at_least(0.0, others)
+    require_at_least(
+        0.0, {"learning rate": lr, "epsilon value": eps, "weight_decay value": weight_decay}
+    )
     require_betas(betas)
 
 
 def require_max_norm(max_norm: float | None) -> None:
     """Raises ConfigError unless it is None or a positive number."""
-    fits = max_norm is None or (at_least(max_norm, 0) and max_norm > 0)
-    require("max_norm", repr(max_norm), fits)
+    require(
+        "max_norm", repr(max_norm), max_norm is None or (at_least(max_norm, 0) and max_norm > 0)
+    )
 
 
 def require_muon(group: Mapping[str, Any]) -> None:

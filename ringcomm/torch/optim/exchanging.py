@@ -99,9 +99,8 @@ class ExchangingOptimizer(Checkpointed, torch.optim.Optimizer, Generic[S, F]):
         self.steps = 0
         self.skipped = 0
         self.account = Account()
-        about = {"optimizer": self._method, "overlap": launch is not None, **fixed}
         with naming(f"{type(self).__name__}()", "an optimizer's constructor"):
-            require_alike(self._comm, about)
+            require_alike(self._comm, {"optimizer": method, "overlap": launch is not None, **fixed})
             super().__init__(params, defaults)
 
     def __reduce__(self) -> NoReturn:
@@ -167,13 +166,14 @@ class ExchangingOptimizer(Checkpointed, torch.optim.Optimizer, Generic[S, F]):
                 different hyperparameters.
             RingcommError: in three steps this rank has had no gradient; or a collective failed.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         with torch.no_grad(), naming(f"step() of {type(self).__name__}"):
             self._extend()
-            self._refuse_others()
+            self._calls += 1  # calls 1, 4, 16, 64, ... check: a check takes a tenth of a second
+            is_due = self._calls & (self._calls - 1) == 0 and self._calls.bit_length() % 2 == 1
+            if is_due and self._comm.world_size > 1:
+                refuse_others({id(one.parameter) for one in self._indexed()}, type(self).__name__)
             self._step()
             self.account.end_step()
         return loss
@@ -231,12 +231,6 @@ class ExchangingOptimizer(Checkpointed, torch.optim.Optimizer, Generic[S, F]):
     def _indexed(self) -> list[IndexedParameter]:
         every = [(n, p) for n, group in enumerate(self.param_groups) for p in group["params"]]
         return [IndexedParameter(index, group, p) for index, (group, p) in enumerate(every)]
-
-    def _refuse_others(self) -> None:
-        self._calls += 1  # calls 1, 4, 16, 64, ... check: a check takes a tenth of a second
-        is_due = self._calls & (self._calls - 1) == 0 and self._calls.bit_length() % 2 == 1
-        if is_due and self._comm.world_size > 1:
-            refuse_others({id(one.parameter) for one in self._indexed()}, type(self).__name__)
 
     def _agree(self, max_norm: float | None = None) -> Verdict:
         """Agrees with all ranks on this step, and counts one that is left out; ``max_norm`` as in
@@ -299,8 +293,9 @@ class ExchangingOptimizer(Checkpointed, torch.optim.Optimizer, Generic[S, F]):
         """
         own = saved.require_method(state_dict, self._method)
         take = self._read(state_dict["state"], own)
-        groups = {"state": {}, "param_groups": state_dict["param_groups"]}
-        torch.optim.Optimizer.load_state_dict(self, groups)
+        torch.optim.Optimizer.load_state_dict(
+            self, {"state": {}, "param_groups": state_dict["param_groups"]}
+        )
         self.steps, self.skipped = int(own["steps"]), int(own["skipped"])
         take()
 

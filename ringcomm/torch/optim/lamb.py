@@ -127,10 +127,8 @@ class _Lamb(Renewed):
         moved = zip(span.present_places(), span.parameters, with_decay(span, update), strict=True)
         for place, parameter, one in moved:
             size, length = norm(parameter), norm(one)
-            if self._frozen:
-                coeff = self._remembered(span, place, size, length)
-            else:
-                coeff = self._coefficients.learn(span, place, size, length)
+            coeff_of = self._remembered if self._frozen else self._coefficients.learn
+            coeff = coeff_of(span, place, size, length)
             parameter.sub_(one.mul_(span.group["lr"] * coeff))
 
     def _remembered(self, span: Span, place: Place, size: float, length: float) -> float:
@@ -141,6 +139,5 @@ class _Lamb(Renewed):
             coeff *= size / before
         if length > 0:
             coeff = min(coeff, _LONGEST * size / length)
-        least, most = span.group["min_coeff"], span.group["max_coeff"]
-        within: float = min(max(coeff, least), most)
+        within: float = min(max(coeff, span.group["min_coeff"]), span.group["max_coeff"])
         return within

@@ -83,9 +83,8 @@ class _Lion(Rule):
 
     def update(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
         beta1, beta2 = span.group["betas"]
-        mean = means["momentum"]
         for tile in span.tiles():
-            part = tile.of(mean)
+            part = tile.of(means["momentum"])
             blend_in(tile.state["exp_avg"], part, (1 - beta2) / (1 - beta1))
             part.sign_()
-        move(span, mean)
+        move(span, means["momentum"])

@@ -73,13 +73,20 @@ class Muon(ExchangingOptimizer[Owned, Any]):
         comm: Communicator | None = None,
     ) -> None:
         require_max_norm(max_norm)
-        rates = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "eps": eps}
-        others = {"ns_coefficients": ns_coefficients, "ns_steps": ns_steps, "nesterov": nesterov}
         self._max_norm, self.feedback = max_norm, FeedbackStore()
         self._codec = parse(gradients, "gradients=")
         self._updates: Any = parse(updates, "updates=").name
         fixed = {"gradients": self._codec.name, "updates": self._updates, "max_norm": max_norm}
-        defaults = {**rates, **others, "adjust_lr_fn": adjust_lr_fn}
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "eps": eps,
+            "ns_coefficients": ns_coefficients,
+            "ns_steps": ns_steps,
+            "nesterov": nesterov,
+            "adjust_lr_fn": adjust_lr_fn,
+        }
         super().__init__(params, defaults, comm, None, fixed, "Muon")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -132,8 +139,9 @@ class Muon(ExchangingOptimizer[Owned, Any]):
             else:
                 moment.lerp_(gradient, 1 - group["momentum"])
                 step = gradient.lerp(moment, group["momentum"]) if group["nesterov"] else moment
-                settings = group["ns_coefficients"], group["ns_steps"], group["eps"]
-                place.of(updates).copy_(orthogonalized(step, *settings))
+                place.of(updates).copy_(
+                    orthogonalized(step, group["ns_coefficients"], group["ns_steps"], group["eps"])
+                )
         owned.own.fill_padding(updates)
         return updates
 
@@ -167,11 +175,13 @@ class Muon(ExchangingOptimizer[Owned, Any]):
 
     def _read(self, tensors: Mapping[int, Any], own: Mapping[str, Any]) -> Callable[[], None]:
         residuals = own.get("feedback")  # None in a gathered state, which has them by matrix
-        feedback = FeedbackStore()
-        if residuals is not None:
-            feedback = saved.read_feedback(residuals, self._comm)
-        every = [saved.held_by(one, self._indexed()) for one in own["layout"]]
-        found = [Owned(held, self._comm, self._codec, feedback) for held in every]
+        feedback = (
+            FeedbackStore() if residuals is None else saved.read_feedback(residuals, self._comm)
+        )
+        found = [
+            Owned(saved.held_by(one, self._indexed()), self._comm, self._codec, feedback)
+            for one in own["layout"]
+        ]
         if residuals is None or dict(residuals["exact"]) == dict(place_of(self._comm)):
             for owned in found:
                 owned.load(tensors)
@@ -185,7 +195,9 @@ class Muon(ExchangingOptimizer[Owned, Any]):
 
 def _move(parameter: torch.Tensor, update: torch.Tensor, group: Mapping[str, Any]) -> None:
     lr, (rows, columns) = float(group["lr"]), parameter.shape
-    factor = math.sqrt(max(1, rows / columns))
-    if group["adjust_lr_fn"] == "match_rms_adamw":
-        factor = 0.2 * math.sqrt(max(rows, columns))
+    factor = (
+        0.2 * math.sqrt(max(rows, columns))
+        if group["adjust_lr_fn"] == "match_rms_adamw"
+        else math.sqrt(max(1, rows / columns))
+    )
     parameter.mul_(1 - lr * group["weight_decay"]).sub_(update.mul_(lr * factor))

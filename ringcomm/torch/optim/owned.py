@@ -86,8 +86,13 @@ class Owned(ParameterBucket):
         worker = torch.zeros(self.count, dtype=torch.float32, device="cpu")
         for place in having:
             place.of(worker).copy_(saved.value_of(kept, place, "residual"))
-        parts = {"worker": worker, "owner": torch.zeros_like(worker)}
-        state = {"format": 1, "op": "avg", "loss_scale": 1.0, **parts}
+        state = {
+            "format": 1,
+            "op": "avg",
+            "loss_scale": 1.0,
+            "worker": worker,
+            "owner": torch.zeros_like(worker),
+        }
         self._store[self.name].load_state_dict(state, self._comm)
 
 

@@ -52,9 +52,15 @@ class SGD(WireOptimizer):
         comm: Communicator | None = None,
         **settings: Unpack[WireSettings],
     ) -> None:
-        rates = {"learning rate": lr, "momentum value": momentum}
-        others = {"weight_decay value": weight_decay, "warmup_steps value": warmup_steps}
-        require_at_least(0.0, {**rates, **others})
+        require_at_least(
+            0.0,
+            {
+                "learning rate": lr,
+                "momentum value": momentum,
+                "weight_decay value": weight_decay,
+                "warmup_steps value": warmup_steps,
+            },
+        )
         require("dampening value", dampening, is_number(dampening))
         fits = not nesterov or (momentum > 0 and dampening == 0)
         require("Nesterov momentum requires a momentum and zero dampening", None, fits)
@@ -89,9 +95,8 @@ class _MomentumRule(Rule):
         return self._usual
 
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
-        group = span.group
-        sign = -1.0 if group["maximize"] else 1.0
-        torch.mul(span.state["momentum_buffer"], group["momentum"], out=out)
+        sign = -1.0 if span.group["maximize"] else 1.0
+        torch.mul(span.state["momentum_buffer"], span.group["momentum"], out=out)
         out.add_(span.gradient, alpha=sign * self._share(span))
 
     def update(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:

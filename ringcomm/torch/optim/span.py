@@ -185,8 +185,9 @@ class Span(ParameterBucket):
         self.name = f"{'small' if is_small else 'large'}.{held[0].index}"
         self.is_small = is_small
         first = held[0].parameter
-        align = 1 if is_small else BLOCK
-        super().__init__(held, places_of(held, align), master_dtype(first.dtype), first.device)
+        super().__init__(
+            held, places_of(held, 1 if is_small else BLOCK), master_dtype(first.dtype), first.device
+        )
         self.group: dict[str, Any] = {}
         self.step = 0
         self.world_size = 1

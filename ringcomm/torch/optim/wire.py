@@ -75,13 +75,15 @@ class SpanExchanges:
             wire = Wire(codec, store[name] if keeps else None)
             self._pending[exchange.what] = wire.submit(comm, out)
 
-    def wait(self, account: Account | None = None) -> None:
+    def wait(self, account: Account) -> None:
         """Waits for the means, which the account then counts."""
-        for one in self._pending.values():
-            one.wait()
-        if account is not None and self._pending:
-            size = sum(one.tensor.nbytes for one in self._pending.values())
-            account.note(size, [one.work.stats() for one in self._pending.values()])
+        pending = self._pending.values()
+        with account.stall():
+            for one in pending:
+                one.wait()
+            if pending:
+                size = sum(one.tensor.nbytes for one in pending)
+                account.note(size, [one.work.stats() for one in pending])
 
     def apply(self) -> bool:
         """Runs the rule's update with the means, which must have come. Returns False, and changes
@@ -250,7 +252,7 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
                     self.feedback[name].rescale(0.0)
         else:
             for exchanges in begun or ():
-                self._wait_for(exchanges)
+                exchanges.wait(self.account)
                 exchanges.drop()
         if verdict.finite:
             self._require_active(verdict.has_any)
@@ -288,15 +290,11 @@ class WireOptimizer(ExchangingOptimizer[Span, SpanExchanges]):
 
     def _finish(self, begun: Iterable[SpanExchanges]) -> None:
         for exchanges in begun:
-            self._wait_for(exchanges)
+            exchanges.wait(self.account)
             if not self._takes_part(exchanges.span, exchanges.span.step):  # begun before agreeing
                 exchanges.drop()
             elif not exchanges.apply():
                 self._skip("its span is left out of the step")
-
-    def _wait_for(self, exchanges: SpanExchanges) -> None:
-        with self.account.stall():
-            exchanges.wait(self.account)
 
     # ---- layout and checks ----
 

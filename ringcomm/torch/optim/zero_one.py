@@ -167,22 +167,19 @@ class _ZeroOne(Rule):
         out.copy_(span.state["moved"] if moves else span.gradient)
         if moves and any(span.present):
             moment = span.state["exp_avg"].lerp(span.gradient, 1 - span.group["betas"][0])
-            steps = self._steps(span, moment, self._root(span))
-            for part, step in zip(span.views(out), steps, strict=True):
-                part.sub_(step)
+            torch._foreach_sub_(span.views(out), self._steps(span, moment))
 
     def update(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
         if not self._is_local:
             self._step_together(span, means)
             return
         moment = span.state["exp_avg"].lerp_(span.gradient, 1 - span.group["betas"][0])
-        root = self._root(span)
         if any(span.present):
             self._rates[span.name] = self._rates.get(span.name, 0.0) + span.group["lr"]
         if "movement" in means:
-            self._meet(span, means["movement"], root)
+            self._meet(span, means["movement"])
         else:
-            steps = self._steps(span, moment, root)
+            steps = self._steps(span, moment)
             torch._foreach_sub_(span.parameters, steps)
             torch._foreach_sub_(span.views(span.state["moved"]), steps)
 
@@ -195,23 +192,23 @@ class _ZeroOne(Rule):
             square_in(span.state["exp_avg_sq"], gradient, beta2)
             second += 1
         self._ages[span.name] = [first + 1, second]
-        steps = self._steps(span, span.state["exp_avg"], self._root(span))
-        torch._foreach_sub_(span.parameters, steps)
+        torch._foreach_sub_(span.parameters, self._steps(span, span.state["exp_avg"]))
 
-    def _steps(self, span: Span, moment: torch.Tensor, root: torch.Tensor) -> list[torch.Tensor]:
+    def _steps(self, span: Span, moment: torch.Tensor) -> list[torch.Tensor]:
         """Returns s of each parameter."""
-        steps = with_decay(span, mask(span, moment / self._gains(span)[0] / root))
+        steps = with_decay(span, mask(span, moment / self._gains(span)[0] / self._root(span)))
         torch._foreach_mul_(steps, span.group["lr"])
         return steps
 
-    def _meet(self, span: Span, mean: torch.Tensor, root: torch.Tensor) -> None:
+    def _meet(self, span: Span, mean: torch.Tensor) -> None:
         """Moves all ranks' parameters to the anchor plus the mean movement."""
         moved = mask(span, mean)
         span.state["anchor"].add_(moved)
         for place in span.slices:
             span.stepped(place).copy_(place.of(span.state["anchor"]))
         rates = self._rates[span.name]
-        span.state["exp_avg"].copy_((moved * root).mul_(-1 / rates if rates > 0 else 0.0))
+        moment = (moved * self._root(span)).mul_(-1 / rates if rates > 0 else 0.0)
+        span.state["exp_avg"].copy_(moment)
         span.state["moved"].zero_()
         self._rates[span.name] = 0.0
 

@@ -68,8 +68,9 @@ class Block(Bucket[Slice]):
         self.name, self.rule, self.fills_padding = name, rule, wires.fills_padding
         self.names = [own for own, _ in tensors]
         held = [tensor for _, tensor in tensors]
-        at = laid_out(held, wires.align)
-        slices = [Slice(one, *place) for one, place in zip(held, at, strict=True)]
+        slices = [
+            Slice(one, *at) for one, at in zip(held, laid_out(held, wires.align), strict=True)
+        ]
         super().__init__(slices, _dtype_of(tensors), _device_of(tensors))
         self.wire = wires.wire(name, self.count)
         self.anchor = self.local()
@@ -147,8 +148,7 @@ class Block(Bucket[Slice]):
         after = {slot: scratch.like(f"{slot} {at}", tensor) for slot, tensor in own.items()}
         for *pieces, moves in tiles(*own.values(), *after.values(), mean):
             new = pieces[len(own) :]
-            for source, target in zip(pieces[: len(own)], new, strict=True):
-                target.copy_(source)
+            torch._foreach_copy_(new, pieces[: len(own)])
             memory = dict(zip(own, new, strict=True))
             self.rule.step(memory.pop(""), moves.clone(), memory)
         return after

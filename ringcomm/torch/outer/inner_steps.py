@@ -29,6 +29,7 @@ ExitStack, whose end removes them.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -211,14 +212,11 @@ def _first_not_finite(gradients: Sequence[torch.Tensor]) -> int | None:
     """Returns the index of the first gradient that is not finite, or whose square is not; None if
     there is none. Waits for one result on each device."""
     dense = [one.coalesce().values() if one.is_sparse else one for one in gradients]
-    for device in {one.device for one in dense}:
+    for device in {one.device for one in dense if one.numel()}:
         at = [index for index, one in enumerate(dense) if one.device == device and one.numel()]
-        wide = torch.float32
-        for index in at:
-            wide = torch.promote_types(wide, dense[index].dtype)
-        if at:
-            norms = torch.stack(torch._foreach_norm([dense[index] for index in at], 2, dtype=wide))
-            finite = norms.isfinite()
-            if not bool(finite.all()):
-                return at[int(finite.logical_not().nonzero()[0])]
+        here = [dense[index] for index in at]
+        wide = functools.reduce(torch.promote_types, (one.dtype for one in here), torch.float32)
+        finite = torch.stack(torch._foreach_norm(here, 2, dtype=wide)).isfinite()
+        if not bool(finite.all()):
+            return at[int(finite.logical_not().nonzero()[0])]
     return None

@@ -97,16 +97,14 @@ class RoundPace(Kept):
 
     def is_due(self, iteration: int) -> bool:
         """Returns whether a round is due after that many iterations."""
-        if self.every is None:
-            return False
-        return iteration >= self._begin + (self._rounds + 1) * self.every // self._fragments
+        return self.every is not None and (
+            iteration >= self._begin + (self._rounds + 1) * self.every // self._fragments
+        )
 
     def advance(self) -> None:
         """Notes that a round was entered."""
-        if self.every is None:
-            return
         self._rounds += 1
-        if self._rounds == self._fragments:
+        if self.every is not None and self._rounds == self._fragments:
             self._begin, self._rounds = self._begin + self.every, 0
 
     def __repr__(self) -> str:

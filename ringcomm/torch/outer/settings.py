@@ -78,7 +78,14 @@ def choose(
 ) -> Chosen:
     """Returns the parts for OuterStep's settings. Raises ConfigError for one that cannot work."""
     pace = RoundPace(every, require_whole("fragments", fragments, 1))
-    _require_delay(require_whole("delay", delay, 0), pace, fragments)
+    delay = require_whole("delay", delay, 0)
+    if delay and pace.every is None:
+        raise ConfigError(f"Invalid delay: {delay}; with every=None nothing goes on meanwhile")
+    if pace.every is not None and delay * fragments >= pace.every:
+        raise ConfigError(
+            f"Invalid delay: {delay}; a fragment must be applied before the next one is sent, so "
+            f"give less than every / fragments = {pace.every / fragments:g}"
+        )
     if outer is None:
         outer = "mean" if every is None else "nesterov"
     rule = rule_of(outer)
@@ -109,13 +116,3 @@ def _peers(comm: Communicator | Membership | None) -> Peers | None:
     if comm is not None and not able:
         raise ConfigError(f"comm={comm!r}: give a ringcomm.Communicator, a Membership, or None")
     return comm
-
-
-def _require_delay(delay: int, pace: RoundPace, fragments: int) -> None:
-    if delay and pace.every is None:
-        raise ConfigError(f"Invalid delay: {delay}; with every=None nothing goes on meanwhile")
-    if pace.every is not None and delay * fragments >= pace.every:
-        raise ConfigError(
-            f"Invalid delay: {delay}; a fragment must be applied before the next one is sent, so "
-            f"give less than every / fragments = {pace.every / fragments:g}"
-        )

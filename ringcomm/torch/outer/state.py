@@ -33,7 +33,7 @@ _KEYS = {"outer", "fragments", "anchor", "memory", "wires", "iteration", "number
 def saved(rounds: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dict[str, Any]:
     """Returns this rank's own state, or the gathered one, which is a collective. The result of a
     round on its way must have come."""
-    kept: dict[str, dict[str, torch.Tensor]] = {"": {}}
+    kept: dict[str, dict[str, torch.Tensor]] = {}
     applied = None if own else rounds.current
     for fragment in rounds.fragments:
         states = [block.state for block in fragment.blocks]
@@ -41,8 +41,9 @@ def saved(rounds: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dic
             states = applied.next_states
         for block, here in zip(fragment.blocks, states, strict=True):
             for slot, tensor in here.items():
-                parts = kept.setdefault(slot, {})
-                parts.update((name, part.clone()) for name, part in block.named(tensor))
+                kept.setdefault(slot, {}).update(
+                    (name, part.clone()) for name, part in block.named(tensor)
+                )
     counted = {"iteration": rounds.iteration, "pace": rounds.pace.saved()}
     if not own:  # ranks may count differently
         counted = CommExchange(comm).shared(counted)
@@ -58,24 +59,21 @@ def saved(rounds: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dic
         "wires": wires.saved(comm, own=own),
     }
     if own:
+        current = rounds.current
         state["exact"] = {
             **place_of(comm),
             "iterations": [one.iterations for one in rounds.fragments],
-            "flight": _round_state(rounds.current),
+            "flight": None
+            if current is None
+            else {
+                "due": current.due,
+                "is_moving": current.is_moving,
+                "is_dropped": current.is_dropped,
+                "means": [mean.clone() for mean in current.means],
+                "at_send": [one.clone() for one in current.local] or None,
+            },
         }
     return state
-
-
-def _round_state(current: Round | None) -> dict[str, Any] | None:
-    if current is None:
-        return None
-    return {
-        "due": current.due,
-        "is_moving": current.is_moving,
-        "is_dropped": current.is_dropped,
-        "means": [mean.clone() for mean in current.means],
-        "at_send": [one.clone() for one in current.local] or None,
-    }
 
 
 def restore(rounds: Rounds, wires: Wires, comm: Communicator, state: Mapping[str, Any]) -> None:
@@ -123,11 +121,10 @@ def _load_exact(rounds: Rounds, exact: Mapping[str, Any], *, own: bool) -> None:
             [flat.to(anchor, copy=True) for flat, anchor in zip(flats, anchors, strict=False)]
             for flats in (saved["means"], (saved["at_send"] or ()) if own else ())
         )
-        header = rounds.header(is_ending=False)  # which is not sent any more
         current = Round(
             rounds.fragment,
             saved["due"],
-            header,
+            rounds.header(is_ending=False),  # which is not sent any more
             local,
             rounds.scratch,
             is_delayed=True,

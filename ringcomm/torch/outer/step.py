@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import hashlib
 import inspect
 import logging
@@ -208,7 +209,10 @@ class OuterStep(Checkpointed):
         round_comm: Communicator | None = None
         self._hooks.callback(lambda: self._rounds.stop(round_comm))
         peers = self._peers_or_default()
-        hellos = self._rounds.start(peers, self._setup())
+        # Settings, and the frozen parameters, which are never exchanged: the same on all ranks.
+        frozen = [p for p in self._model.parameters() if id(p) not in self._ids]
+        setup = hashlib.blake2b(self._about + guards.digest_of(frozen), digest_size=16).digest()
+        hellos = self._rounds.start(peers, setup)
         guards.require_apart(self._ids, [row.default_rank for row in hellos.rows])
         if self._rounds.delay and isinstance(peers, FixedPeers):
             round_comm = peers.comm.split(0)
@@ -222,12 +226,6 @@ class OuterStep(Checkpointed):
             follow_scaler(self._scaler, self._tick, self._hooks)
         else:
             follow_steps(self._optimizers, self._tick, self._hooks)
-
-    def _setup(self) -> bytes:
-        """Returns a digest of all that must be the same on all ranks: settings, and the model's
-        frozen parameters, which are never exchanged."""
-        frozen = [p for p in self._model.parameters() if id(p) not in self._ids]
-        return hashlib.blake2b(self._about + guards.digest_of(frozen), digest_size=16).digest()
 
     def _watch_steps(self) -> None:
         guards.unwatch(self)
@@ -373,11 +371,15 @@ class OuterStep(Checkpointed):
 
     def report(self) -> OuterReport:
         """Returns counts and times of this rank so far; ``print`` shows them in a line."""
-        report, account = copy.deepcopy(self._rounds.report), self._rounds.account
-        report.payload_bytes, report.sent_bytes = account.payload, account.sent.total
-        report.waited_s = account.waited_s
-        report.training_s, report.own_s = account.training_s, account.own_s
-        return report
+        account = self._rounds.account
+        return dataclasses.replace(
+            copy.deepcopy(self._rounds.report),
+            payload_bytes=account.payload,
+            sent_bytes=account.sent.total,
+            training_s=account.training_s,
+            waited_s=account.waited_s,
+            own_s=account.own_s,
+        )
 
     def exchanges(self) -> ExchangeReport:
         """Returns the figures of the rounds as ``HookState.report`` does of steps: a round is a
@@ -473,9 +475,8 @@ class _EndWarning:
 
 def require_settings(**settings: Unpack[OuterSettings]) -> None:
     """Raises ConfigError for settings that OuterStep refuses whatever the model."""
-    known = inspect.signature(OuterStep).parameters.items()
-    others = {"model", "optimizer", "scaler"}
-    defaults: Any = {name: one.default for name, one in known if name not in others}
+    known = inspect.signature(OuterStep).parameters
+    defaults: Any = {name: known[name].default for name in OuterSettings.__annotations__}
     choose(**{**defaults, **settings})
 
 

@@ -133,9 +133,7 @@ class DenseWires:
     def saved(self, comm: Communicator, *, own: bool) -> dict[str, Any]:
         """Returns residuals: this rank's own; or, by a collective, those of all ranks, for a world
         of any size."""
-        if not self._keeps:
-            return {}
-        return self._store.saved(comm, own=own)
+        return self._store.saved(comm, own=own) if self._keeps else {}
 
     def restore(self, state: Mapping[str, Any], comm: Communicator) -> None:
         """Takes what ``saved`` returned; where it has no residuals, they begin at zero."""

@@ -15,7 +15,7 @@ that before the next step (Place.mark).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -43,26 +43,32 @@ def in_lines(count: int, dtype: type[Any] = np.float32) -> np.ndarray[Any, Any]:
 class HostBucket(ParameterBucket):
     """Some parameters of a group, of one dtype and device; flat tensors are in host memory.
 
+    Args:
+        held: the parameters.
+        states: makes the optimizer's states, given the numbers of elements and of blocks.
+
     Attributes:
         name: equal on all ranks, and in checkpoints.
         gradient: this rank's, flat.
         master: the weights.
         exchange: the exchange of its gradient; set by the optimizer.
-        states: the optimizer's states by name; set by the optimizer.
+        states: the optimizer's states by name.
         taken: completes when the gradient has been read and may be overwritten; None: none is sent.
     """
 
     exchange: SparseExchange
-    states: States
     taken: Future[None] | None = None
 
-    def __init__(self, held: Sequence[IndexedParameter]) -> None:
+    def __init__(
+        self, held: Sequence[IndexedParameter], states: Callable[[int, int], States]
+    ) -> None:
         self.name = f"bucket.{held[0].index}"
         super().__init__(held, places_of(held, BLOCK), torch.float32, torch.device("cpu"))
         first = held[0].parameter
         self._aliased = first.device.type == "cpu" and first.dtype in _SHOWN
         self.gradient = self.zeros()
         self.master: Floats = in_lines(self.count)
+        self.states = states(self.count, -(-self.count // BLOCK))
         seen = first.dtype if self._aliased else torch.float32
         self._shown = torch.zeros(self.count, dtype=seen, device="cpu")
         self.follow(self.written())

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 from ...communicator import Communicator
@@ -211,17 +210,12 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
     # ---- layout ----
 
     def _add(self, new: Sequence[IndexedParameter]) -> None:
-        made = map(HostBucket, filled(new, BUCKET_BYTES, 4))
-        added = [self._with_states(bucket) for bucket in made]
+        added = [HostBucket(held, self.states) for held in filled(new, BUCKET_BYTES, 4)]
         for bucket in added:
             bucket.exchange = self._exchange(self.comm, bucket.count)
         self._spans += added
         if self._overlap is not None:
             self._overlap.extend(added)  # rounds that have begun cannot be dropped
-
-    def _with_states(self, bucket: HostBucket) -> HostBucket:
-        bucket.states = self.states(bucket.count, -(-bucket.count // BLOCK))
-        return bucket
 
     def _exchange(self, comm: Communicator, count: int) -> SparseExchange:
         return SparseExchange(comm, count, block=BLOCK, **self._settings)  # type: ignore[arg-type]
@@ -249,7 +243,12 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
                 {
                     "indices": list(bucket.indices),
                     "master": torch.from_numpy(bucket.master.copy()),
-                    "states": {name: _as_tensor(one) for name, one in bucket.states.items()},
+                    "states": {  # unsigned integers as signed ones, which every torch can save
+                        name: torch.from_numpy(
+                            one.view("i4" if one.dtype == "u4" else one.dtype).copy()
+                        )
+                        for name, one in bucket.states.items()
+                    },
                     "exchange": bucket.exchange.saved(own=own),
                 }
                 for bucket in self._spans
@@ -271,7 +270,7 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         def take() -> None:
             buckets = self._spans
             if [one["indices"] for one in layout] != [bucket.indices for bucket in buckets]:
-                buckets = [self._with_states(HostBucket(parameters)) for parameters in held]
+                buckets = [HostBucket(parameters, self.states) for parameters in held]
             for bucket, exchange in zip(buckets, exchanges, strict=True):
                 bucket.exchange = exchange
             if buckets is not self._spans:
@@ -307,9 +306,3 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
                 "gradients are on their way since backward, and are applied as they arrive: call "
                 "step() first; backwards that only accumulate are made under optimizer.no_sync()"
             )
-
-
-def _as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """Returns a copy; unsigned integers become signed ones, which every torch can save."""
-    signed = array.view(np.int32) if array.dtype == np.uint32 else array
-    return torch.from_numpy(signed.copy())

@@ -108,18 +108,14 @@ class Pipeline:
                 self._error = error
         failed = self._error
         if isinstance(failed, MismatchError):  # nothing has been applied: the next step may be made
-            self._drop_all()
+            while self._in_flight:
+                one = self._in_flight.popleft()
+                with contextlib.suppress(RingcommError):
+                    one.sent.wait()
+                    one.sent.undo()
             self._error = None
         if failed is not None:
             raise failed
-
-    def _drop_all(self) -> None:
-        """Drops the rounds in flight, whose residuals are then as before."""
-        while self._in_flight:
-            one = self._in_flight.popleft()
-            with contextlib.suppress(RingcommError):
-                one.sent.wait()
-                one.sent.undo()
 
     def _finish_first(self) -> None:
         one = self._in_flight[0]

@@ -68,11 +68,13 @@ def agree(
 
     Raises MismatchError on all ranks if these differ.
     """
-    squares, digest = _squares(gradients) / loss_scale**2, _digest(alike)
+    squares = _squares(gradients) / loss_scale**2
+    digest = zlib.crc32(repr(_rounded(alike)).encode()) & 0xFFFFF
     bad = found_inf or not math.isfinite(squares)
     own = [one is not None for one in gradients]
-    numbers = [bad, 0.0 if bad else squares, digest, digest**2, *own]
-    message = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+    message = torch.tensor(
+        [bad, 0.0 if bad else squares, digest, digest**2, *own], dtype=torch.float64, device="cpu"
+    )
     bad, squares, digest, square, *present = comm.allreduce(message, "sum").tolist()
     ranks = comm.world_size
     if int(digest) ** 2 != ranks * int(square):
@@ -118,10 +120,6 @@ def difference(comm: Communicator, about: Mapping[str, object]) -> MismatchError
                     rank=rank,
                 )
     return MismatchError("the ranks have different settings")
-
-
-def _digest(about: object) -> int:
-    return zlib.crc32(repr(_rounded(about)).encode()) & 0xFFFFF
 
 
 def _rounded(value: object) -> object:

@@ -78,45 +78,36 @@ class ExchangeReport(dict[str, Any]):
         raise AttributeError(f"a {type(self).__name__} has no {name!r}")
 
     def __str__(self) -> str:
-        return _table(self)
+        from rich import box  # which only printing needs
+        from rich.console import Console
+        from rich.table import Table
 
-
-def _table(report: ExchangeReport) -> str:
-    """Writes the report as a table of a few lines, without an end of line."""
-    from rich import box  # which only printing needs
-    from rich.console import Console
-    from rich.table import Table
-
-    steps = len(report.steps)
-    out = Table(
-        box=box.SIMPLE,
-        title=f"exchanged: {report.buckets:,} buckets, {steps:,} steps",
-        title_justify="left",
-    )
-    out.add_column("")
-    out.add_column("all", justify="right")
-    out.add_column("a step", justify="right")
-    for name, total, key in _bytes_of(report):
-        mean = statistics.fmean(s[key] for s in report.steps) if key and steps else None
-        out.add_row(name, bytes_text(total), "" if mean is None else bytes_text(mean))
-    for name, part in _TIMES if steps else ():
-        out.add_row(name, "", f"{1e3 * statistics.fmean(s[part] for s in report.steps):,.2f} ms")
-    text = io.StringIO()
-    Console(file=text, width=80, color_system=None).print(out)
-    return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
-
-
-def _bytes_of(report: ExchangeReport) -> list[tuple[str, int, _Bytes | None]]:
-    """Returns (row's name, total bytes, key of the bytes in a step's report) for each row."""
-    rails = [
-        (f"  rail {rail}, headers too", sent, None) for rail, sent in enumerate(report.rail_bytes)
-    ]
-    return [
-        ("before compression", report.payload_bytes, "payload_bytes"),
-        ("sent over ports", report.wire_bytes, "wire_bytes"),
-        *(rails if len(rails) > 1 else []),
-        ("through shared memory", report.shared_bytes, "shared_bytes"),
-    ]
+        steps = len(self.steps)
+        out = Table(
+            box=box.SIMPLE,
+            title=f"exchanged: {self.buckets:,} buckets, {steps:,} steps",
+            title_justify="left",
+        )
+        out.add_column("")
+        out.add_column("all", justify="right")
+        out.add_column("a step", justify="right")
+        rails = [
+            (f"  rail {rail}, headers too", sent, None) for rail, sent in enumerate(self.rail_bytes)
+        ]
+        rows: list[tuple[str, int, _Bytes | None]] = [
+            ("before compression", self.payload_bytes, "payload_bytes"),
+            ("sent over ports", self.wire_bytes, "wire_bytes"),
+            *(rails if len(rails) > 1 else []),
+            ("through shared memory", self.shared_bytes, "shared_bytes"),
+        ]
+        for name, total, key in rows:
+            mean = statistics.fmean(s[key] for s in self.steps) if key and steps else None
+            out.add_row(name, bytes_text(total), "" if mean is None else bytes_text(mean))
+        for name, part in _TIMES if steps else ():
+            out.add_row(name, "", f"{1e3 * statistics.fmean(s[part] for s in self.steps):,.2f} ms")
+        text = io.StringIO()
+        Console(file=text, width=80, color_system=None).print(out)
+        return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
 
 
 def bytes_text(count: float) -> str:

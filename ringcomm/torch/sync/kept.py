@@ -23,13 +23,11 @@ class Kept:
 
     def saved(self) -> dict[str, Any]:
         """Returns the state."""
-        state = {}
-        for name in self.kept:
-            held = getattr(self, name)
-            state[name.lstrip("_")] = (
-                held.saved() if isinstance(held, Kept) else copy.deepcopy(held)
-            )
-        return state
+        held = {name.lstrip("_"): getattr(self, name) for name in self.kept}
+        return {
+            name: one.saved() if isinstance(one, Kept) else copy.deepcopy(one)
+            for name, one in held.items()
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what ``saved`` returned."""
