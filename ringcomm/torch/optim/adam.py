@@ -46,6 +46,7 @@ from typing_extensions import Unpack
 from ...codecs import BLOCK, Compression, parse
 from ...communicator import Communicator
 from ...core.calls import is_integer
+from ...errors import ConfigError
 from ...feedback import FeedbackStore
 from ..argument_checks import require, takes
 from ..sync.kept import Kept
@@ -222,12 +223,11 @@ class Frozen(Rule):
         return self._then
 
     def check(self, spans: Sequence[Span]) -> None:
-        require(
-            "parameters were added after the freeze, and their variance is unknown: use "
-            "refresh='exponential', or a new optimizer",
-            None,
-            not self._frozen or self.renews or all(span.name in self._ages for span in spans),
-        )
+        if self._frozen and not self.renews and any(one.name not in self._ages for one in spans):
+            raise ConfigError(
+                "parameters were added after the freeze, and their variance is unknown: use "
+                "refresh='exponential', or a new optimizer"
+            )
 
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
         if what == "gradient":

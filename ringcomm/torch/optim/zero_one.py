@@ -28,7 +28,8 @@ from typing_extensions import Unpack
 
 from ...codecs import Compression, parse
 from ...communicator import Communicator
-from ..argument_checks import require, takes
+from ...errors import ConfigError
+from ..argument_checks import takes
 from ..sync.kept import Kept
 from .adam import Renewals
 from .arithmetic import blend_in, mask, power, root, square_in, with_decay
@@ -155,12 +156,11 @@ class _ZeroOne(Rule):
         return self._movement if self._is_local else self._signs
 
     def check(self, spans: Sequence[Span]) -> None:
-        require(
-            "parameters were added after var_freeze_step, and their variance is unknown: make a "
-            "new optimizer",
-            None,
-            not self._is_local or all(span.name in self._ages for span in spans),
-        )
+        if self._is_local and any(span.name not in self._ages for span in spans):
+            raise ConfigError(
+                "parameters were added after var_freeze_step, and their variance is unknown: make "
+                "a new optimizer"
+            )
 
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
         moves = what == "movement"
