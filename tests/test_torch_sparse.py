@@ -326,9 +326,16 @@ def test_a_parameter_that_is_frozen_later_is_refused() -> None:
             pair[0].requires_grad_(False)
             with pytest.raises(ConfigError, match="parameter 0 is frozen"):
                 optimizer.step()
+            assert optimizer.state_dict()["ringcomm"]["steps"] == 1
             pair[0].requires_grad_(True)
             optimizer.step()
             assert all((one == -2.0).all() for one in pair)
+        pair[0].requires_grad_(False)  # as the error says: the old one sends nothing any more
+        with SGD(pair[1:], lr=1.0, comm=comm, density=1.0, overlap=overlap) as optimizer:
+            optimizer.zero_grad()
+            pair[1].sum().backward()
+            optimizer.step()
+        assert (pair[1] == -3.0).all()
 
     for overlap in (False, True):
         run_ranks(2, lambda comm, way=overlap: run(comm, way))

@@ -80,6 +80,7 @@ rc_result comm_note_call(rc_comm *c, const rc_work *w)
         if (started == NULL)
             return RC_NO_MEMORY;
         started->receives = tags_number(w->seq) + 1;
+        link_note_receive(c->env.links[w->call.root], w->seq);
     } else if (!(w->flags & FRAME_P2P)) {
         c->history[w->seq % COMM_HISTORY] = w->fingerprint;
         c->called++;

@@ -3,10 +3,9 @@
  * Data shows that its collective has been called, and heartbeats report all collectives. Beyond
  * that a call is announced to a peer that would wait, or hold back data, or miss that the calls
  * differ. A receive is announced by a call frame of its own; until it is, or until it is over, it
- * stands in a list of the link. A receive's call frame that is dropped for want of memory is sent
- * again with the next tick, as nothing else would replace it. A receive from any source is not
- * announced before it has a send; so the send tells its receiver if it is held back for want of
- * credit.
+ * stands in a list of the link. A receive from any source is not announced before it has a send; so
+ * a send that is held back for want of credit asks its receiver. What could not be sent, without
+ * memory or a lane, is sent again with the next tick, as nothing else would replace it.
  */
 #include "inside.h"
 
@@ -44,20 +43,40 @@ void comm_announce_all(rc_comm *c, peer_link *ln)
     tell_receives(c, ln);
 }
 
+/* ---- sends that are held back ---- */
+
+static int ask_for(rc_comm *c, peer_link *ln, const frame_header *h)
+{
+    return comm_send_control(c, ln, FRAME_CALL, h->seq, h->fingerprint, FRAME_P2P | FRAME_ASKS, -1);
+}
+
+/* Asks for the receive of a send that is held back. */
+static void ask_for_receive(rc_comm *c, peer_link *ln, const rc_work *w)
+{
+    frame_header h = {.seq = w->seq, .fingerprint = w->fingerprint};
+    if (w->call.collective == RC_SEND && held_first_of_tag(&ln->held, w->call.tag) != NULL)
+        ln->asks_pending |= !ask_for(c, ln, &h);
+}
+
+/* Asks for the receives of all sends that are held back. */
+static void ask_for_all(rc_comm *c, peer_link *ln)
+{
+    const out_frame *before = NULL;
+    for (const out_frame *f = ln->held.oldest; f != NULL; before = f, f = f->next)
+        if ((before == NULL || before->header.seq != f->header.seq) && !ask_for(c, ln, &f->header))
+            return;
+    ln->asks_pending = 0;
+}
+
 void comm_announce_again(rc_comm *c, peer_link *ln)
 {
     if (ln->announce_pending)
         tell_receives(c, ln);
+    if (ln->asks_pending)
+        ask_for_all(c, ln);
 }
 
 /* ---- when a work starts ---- */
-
-/* Tells the receiver of a send that is held back. */
-static void ask_for_receive(rc_comm *c, peer_link *ln, const rc_work *w)
-{
-    if (w->call.collective == RC_SEND && held_first_of_tag(&ln->held, w->call.tag) != NULL)
-        comm_send_control(c, ln, FRAME_CALL, w->seq, w->fingerprint, FRAME_P2P | FRAME_ASKS, -1);
-}
 
 /* Returns 1 if the peer is far ahead. It may be out of credit then, and hold back the data wanted
  * here with all the rest, unless it knows what has been called: so calls are announced when it gets

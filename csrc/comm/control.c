@@ -32,8 +32,8 @@ int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
     uint32_t length = type == FRAME_ABORT ? frame_abort_encode(text, &c->told, c->error_origin) : 0;
     out_frame *frame = calloc(1, sizeof *frame + length);
     if (frame == NULL)
-        return 0; /* each kind is repeated: a receive's call by comm_announce_again, others by a
-                     later one, or by the closed connection */
+        return 0; /* each kind is repeated: a call of a receive, or for one, by comm_announce_again,
+                     others by a later one, or by the closed connection */
     memcpy(frame->text, text, length);
     frame->payload = frame->text;
     frame->header = (frame_header){.type = (uint8_t)type,

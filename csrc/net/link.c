@@ -35,8 +35,21 @@ static int has_credit_for(const peer_link *ln, const frame_header *h)
     return peer_has_called(ln, h) || (ln->sent - ln->peer_consumed) + link_cost(h) <= ln->credit;
 }
 
+/* Notes that all of a tag before this number is past. Numbers begin anew, and what was told of one
+ * long ago would look like news. */
+static void pass(uint32_t *told, uint32_t number)
+{
+    if (tags_before(*told, number))
+        *told = number;
+}
+
 static void let_go(peer_link *ln, out_frame *frame)
 {
+    const frame_header *h = &frame->header;
+    tag_count *posted =
+        h->flags & FRAME_P2P ? tags_find(&ln->receives_posted, tags_tag(h->seq)) : NULL;
+    if (posted != NULL)
+        pass(&posted->receives, tags_number(h->seq));
     ln->sent += link_cost(&frame->header);
     ln->queued += link_cost(&frame->header);
     queue_push(&ln->queue, frame);
@@ -61,6 +74,13 @@ static void learn_sends(peer_link *ln, uint64_t name)
     tag_count *held = tags_get_told(&ln->sends_held, tags_tag(name));
     if (held != NULL && !tags_before(tags_number(name), held->sends))
         held->sends = tags_number(name) + 1;
+}
+
+void link_note_receive(peer_link *ln, uint64_t name)
+{
+    tag_count *held = tags_find(&ln->sends_held, tags_tag(name));
+    if (held != NULL)
+        pass(&held->sends, tags_number(name));
 }
 
 int link_awaits_send(const peer_link *ln, uint64_t name)

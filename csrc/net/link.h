@@ -68,6 +68,7 @@ typedef struct peer_link {
     keyed_queues receives; /* receives in flight from this peer, by name (comm/active.c) */
     list unannounced;      /* receives not announced to the peer yet (comm/announce.c) */
     int announce_pending;  /* an announcement is due, and could not be sent */
+    int asks_pending;      /* so is one of a send that is held back */
 
     tag_table numbers;       /* of sends and receives to and from this peer; under the inbox lock */
     uint64_t last_alive_ns;  /* of the last sign of life seen (comm/lanes.c) */
@@ -112,6 +113,8 @@ static inline uint64_t link_submitted(const peer_link *ln)
 {
     return ln->submitted > ln->called ? ln->submitted : ln->called;
 }
+/* Notes that a receive takes this send of the peer: those before it are no longer held back. */
+void link_note_receive(peer_link *ln, uint64_t name);
 /* Returns 1 if the peer has told that it holds back the send of this name. */
 int link_awaits_send(const peer_link *ln, uint64_t name);
 /* Returns 1 if this rank's consumption should be reported, before the peer runs out of credit. */

@@ -72,7 +72,7 @@ class Bringup:
         # The first rank of each host alone logs facts about the host.
         self._logs_for_host = keys.index(keys[self._rank]) == self._rank
         self._interfaces: list[Interface] = []
-        # The chosen ports, and those beside them in their subnets.
+        # The chosen ports, and those beside them in their subnets, without containers' bridges.
         self._near: list[Interface] = []
         self._listeners: list[socket.socket] = []
         self._watch: list[int] = []  # as in the mesh, and so is _shared
@@ -162,10 +162,14 @@ class Bringup:
             f"connecting to all {self._world} ranks, over {', '.join(i.name for i in chosen)},",
         )
         self._interfaces = chosen
-        self._near = [
-            port
-            for port in present
-            if port in chosen or (port.up and not port.loopback and shared_subnet(port, chosen))
+        only_virtual = all(port.virtual for port in chosen)
+        beside = [one for one in present if one.up and not one.loopback]
+        self._near = chosen + [
+            one
+            for one in beside
+            if one not in chosen
+            and (only_virtual or not one.virtual)
+            and shared_subnet(one, chosen)
         ]
         # Before lanes are made, so that no change of a port is missed.
         watch = None if self._single_host else netlink.subscribe()

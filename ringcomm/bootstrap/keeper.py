@@ -191,6 +191,9 @@ class LaneKeeper:
         try:
             self._thread.start()
         except RuntimeError as error:
+            self._is_closing = True
+            self._run()  # which closes all that is open
+            self._waker.close()
             raise OSError(errno.EAGAIN, str(error)) from None
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from .handshake_params import Key, RefusedError, Role, Terms, duplicate, unexpec
 from .join_failure import CONNECTED, LEFT, NO_ANSWER, NOT_SEEN, REFUSED, Row
 from .loop import Loop
 from .probe import PROBE_LANE
-from .sockets import has_hung_up, keep_alive, show, silence, tune
+from .sockets import has_hung_up, is_link_local, keep_alive, show, silence, tune
 
 Alarm = Callable[[Loop, Callable[[], None]], None]
 """Calls a function in a loop once the bring-up has failed; see rendezvous.Exchange.alarm."""
@@ -192,10 +192,11 @@ class LaneMaker:
         """Returns the target of a lane without the ways that may lead over another port than that
         by which it was made, or was to be."""
         target = self.plan.targets[lane]
-        if lane in self._dials and lane in self.made:
-            way = self._dials[lane].way
-            if way is not target.link_local:
-                target = dataclasses.replace(way, link_local=None)
+        if lane not in self.made:  # no way is known to work
+            return target
+        way = self._dials[lane].way if lane in self._dials else target
+        if not is_link_local(self.made[lane]):
+            target = dataclasses.replace(way, link_local=None)
         return dataclasses.replace(target, keeps_port=True)
 
     def close(self) -> None:

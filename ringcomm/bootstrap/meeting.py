@@ -50,7 +50,10 @@ def open_listeners(
         for port in identity.master_ports:
             listeners = _listen_all(addresses, port, identity)
             if listeners:
-                there = [str(listener.getsockname()[0]) for listener in listeners]
+                there = [
+                    socket.getnameinfo(listener.getsockname(), _NUMERIC)[0]
+                    for listener in listeners
+                ]
                 taken = identity.master_ports[: identity.master_ports.index(port)]
                 return listeners, [Target(address, p) for p in taken for address in there]
         if time.monotonic() >= give_up:

@@ -161,7 +161,7 @@ class MovedPorts:
             return
         for lane, target in self._plan.targets.items():
             is_alike = there.version == ipaddress.ip_address(target.address).version
-            now = dataclasses.replace(target, address=str(there), port=port)
+            now = dataclasses.replace(target, address=str(there), port=port, link_local=None)
             if _about(lane) == about and is_alike and now != target:
                 self._plan.targets[lane] = now
                 self._heard(lane)

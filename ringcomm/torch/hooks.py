@@ -75,8 +75,9 @@ class HookState(Checkpointed):
             Complex ones travel as pairs of real numbers, from int8 on at bf16.
             "auto": none, bf16 or int8, chosen by measurements of link and model, and anew as they
             change. A CodecPolicy, such as Auto(model, allow=["int4"]): it chooses for each step.
-        comm: the communicator; None: at the time of the first bucket, that of DDP's process group
-            if its backend is "ringcomm", else ringcomm's default one, for as many ranks as DDP's.
+        comm: the communicator; None: at the time of the first bucket, that of the default process
+            group if its backend is "ringcomm", else ringcomm's default one. A DDP over some of its
+            ranks needs one of these.
         model: the model that is trained, in DDP or not. Error feedback needs it, as residuals are
             kept by its parameters' names.
         feedback: None: error feedback where the codec needs it (int4, int2, onebit). True: with

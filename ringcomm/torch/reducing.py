@@ -88,7 +88,11 @@ class Reducing(Submitter):
         """Reduces each of some parts of different sizes to its rank."""
         rank, calls = self.comm.rank, []
         require_alike([parts[rank]], output, "reduce_scatter")
-        parts = apart(parts, [output])
+        in_place = parts[rank].data_ptr() == output.data_ptr()
+        parts = [
+            part if root == rank and in_place else apart([part], [output])[0]
+            for root, part in enumerate(parts)
+        ]
         how = reduction(_op_of(opts), output)
         if how.join is not None:
             raise TensorError("reduce_scatter: BAND, BOR and BXOR take parts of one size")

@@ -29,7 +29,7 @@ from ..errors import ConfigError, RingcommError
 from ..exact import Place, place_of
 from .buckets import GradientBucket, Parts
 from .exchange import CommExchange
-from .group import default_comm, group_behind
+from .group import default_comm
 from .named_feedback import NamedFeedback
 from .streams import NonFiniteFlag, future_on, on_stream
 from .sync.account import Account
@@ -143,7 +143,7 @@ class FlatTransport(Transport):
 
     def __init__(self, comm: Communicator | None = None) -> None:
         self._comm = comm
-        self._is_settled = comm is not None
+        self._is_checked = comm is not None
 
     @property
     def comm(self) -> Communicator:
@@ -153,21 +153,18 @@ class FlatTransport(Transport):
         return self._comm
 
     def begin(self, bucket: GradientBucket) -> None:
-        """Finds the communicator of DDP's process group, once, if none was given. Raises
-        ConfigError if the default one connects other ranks."""
-        if self._is_settled:
+        """Raises ConfigError, once, if no communicator was given, and the default one connects
+        other ranks than DDP's process group."""
+        if self._is_checked:
             return
         groups = {one.process_group for one in wrappers_of({id(s.tensor) for s in bucket.slices})}
-        behind = [group_behind(group) for group in groups]
-        if len(behind) == 1 and behind[0] is not None:
-            self._comm = behind[0].comm
-        elif any(group.size() != self.comm.world_size for group in groups):
+        if any(group.size() != self.comm.world_size for group in groups):
             raise ConfigError(
-                f"the default communicator connects {self.comm.world_size} ranks, and the model's "
-                "DistributedDataParallel has another number: give HookState(..., comm=) the "
-                "communicator of its ranks"
+                f"the default communicator connects {self.comm.world_size} ranks, and the process "
+                "group of the model's DistributedDataParallel another number: give HookState(..., "
+                "comm=) the communicator of its ranks, as Communicator.split makes it"
             )
-        self._is_settled = bool(bucket.slices)
+        self._is_checked = bool(bucket.slices)
 
     def finish_step(self) -> None:
         """Does nothing: each bucket goes its way alone."""

@@ -113,8 +113,8 @@ class HierarchicalTransport(Transport):
         return future
 
     def finish_step(self) -> None:
-        """Gathers what is still in the hosts, in the courier's thread, and waits for that."""
-        self._courier.submit(functools.partial(self._carry, None, True)).result()
+        """Has the courier gather what is still in the hosts, with which the Futures complete."""
+        self._courier.submit(functools.partial(self._carry, None, True))
 
     def _end(self, trip: Trip, stream: Any = None) -> None:
         """Ends a trip, once."""

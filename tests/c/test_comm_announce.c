@@ -136,6 +136,32 @@ static void a_dropped_call_is_repeated(void)
     abandon(&s, works, 2);
 }
 
+/* So is what asks for the receive of a send that is held back. */
+static void a_dropped_ask_is_repeated(void)
+{
+    stage s = stage_open((stage_options){.heartbeat_ms = 60000, .peer_timeout_ms = 600000});
+    uint64_t names[ROOM];
+    rc_work *works[2];
+    wait_for_first_tick(&s);
+    set_tx_closed(&s, 1);
+    for (uint32_t i = 0; i < 2; i++) {
+        rc_call call = small_call(RC_SEND, data, i == 0 ? BULK : 1);
+        call.root = 1;
+        call.tag = 5 + i;
+        works[i] = submit(s.comm, &call);
+        wait_for_start(&s, works[i]);
+    }
+    set_tx_closed(&s, 0);
+    pass_time(&s, clock_ns() + 31 * CLOCK_S);
+    if (CHECK_EQ(calls_told(&s, names, 2), 2)) {
+        CHECK_EQ(names[0], tags_name(5, 0));
+        CHECK_EQ(names[1], tags_name(6, 0));
+    }
+    pass_time(&s, clock_ns() + 62 * CLOCK_S);
+    CHECK_EQ(calls_told(&s, names, 0), 0);
+    abandon(&s, works, 2);
+}
+
 /* What came in the meantime needs no word. */
 static void what_is_over_is_not_announced(void)
 {
@@ -204,6 +230,7 @@ int main(void)
     static const check_test tests[] = {
         {"a_peer_far_ahead_is_told_once", a_peer_far_ahead_is_told_once},
         {"a_dropped_call_is_repeated", a_dropped_call_is_repeated},
+        {"a_dropped_ask_is_repeated", a_dropped_ask_is_repeated},
         {"what_is_over_is_not_announced", what_is_over_is_not_announced},
         {"a_call_that_ends_its_own_work", a_call_that_ends_its_own_work},
     };

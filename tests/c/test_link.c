@@ -226,6 +226,17 @@ static void numbers_of_a_tag_begin_anew(void)
     CHECK_EQ(f->link.held.count, 1);
     learn(f, FRAME_CALL, tags_name(3, 0), FRAME_P2P, 0);
     CHECK_EQ(f->link.held.count, 0);
+    learn(f, FRAME_CALL, tags_name(3, 0), FRAME_P2P | FRAME_ASKS, 0);
+    learn(f, FRAME_HEARTBEAT, 0, 0, (uint32_t)f->link.sent);
+    for (uint32_t number = 1; number < 6; number++) { /* what was told of 0 is no news of these */
+        link_queue(&f->link, new_frame(tags_name(3, number << 30), FRAME_P2P, 0));
+        link_note_receive(&f->link, tags_name(3, number << 30));
+    }
+    CHECK(!link_awaits_send(&f->link, tags_name(3, (6U << 30) + 2)));
+    link_queue(&f->link, new_frame(tags_name(3, (6U << 30) + 2), FRAME_P2P, 2 * CREDIT));
+    CHECK_EQ(f->link.held.count, 1);
+    learn(f, FRAME_CALL, tags_name(3, (6U << 30) + 2), FRAME_P2P, 0);
+    CHECK_EQ(f->link.held.count, 0);
     close_fixture(f);
 }
 

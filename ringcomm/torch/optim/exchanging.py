@@ -322,11 +322,19 @@ class Overlap(Generic[S, F]):
         """Watches the parameters of these spans from now on, and no others. Drops exchanges that
         have begun."""
         self.cancel()
-        for handle in self._handles:
-            handle.remove()
+        self.stop()
         self._spans, self._handles = [], []
         self._reset()
         self.extend(spans)
+
+    def stop(self) -> None:
+        """Watches no parameters any more."""
+        for handle in self._handles:
+            handle.remove()
+
+    def forget(self) -> None:
+        """Forgets a backward of which nothing was sent on any rank."""
+        self._reset()
 
     def extend(self, spans: Sequence[S]) -> None:
         """Watches these spans as well, after the others. Keeps exchanges that have begun; ``take``

@@ -118,13 +118,17 @@ class Block(Bucket[Slice]):
 
     def rebase(self, at_send: torch.Tensor) -> None:
         """Sets the tensors to the anchor plus their change since ``at_send``, a flat tensor.
-        Without a change they become the anchor, to the bit."""
+        Without a change they become the anchor, to the bit but for the sign of a zero; also where
+        values are infinite."""
         self._follow()
         for one in self.slices:
             tensor = one.tensor.detach()
             own = tensor.to(self.dtype)
             for gained, before, after in tiles(own, one.of(at_send), one.of(self.anchor)):
-                gained.copy_(torch.where(gained == before, after, gained - before + after))
+                if all_finite(gained):
+                    gained.sub_(before).add_(after)
+                else:
+                    gained.copy_(torch.where(gained == before, after, gained - before + after))
             tensor.copy_(own)
 
     def delta(self, local: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, bool]:

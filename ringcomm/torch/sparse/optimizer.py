@@ -178,12 +178,14 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
         if bucket.taken is not None:
             bucket.taken.result()
         if bucket is self._spans[0]:  # no round is in flight now: none is waited for out of turn
-            places = [place for each in self._spans for place in each.slices]
-            frozen = [place.index for place in places if not place.tensor.requires_grad]
-            if frozen:
+            places = (place for each in self._spans for place in each.slices)
+            frozen = next((one.index for one in places if not one.tensor.requires_grad), None)
+            if frozen is not None:
+                if self._overlap is not None:
+                    self._overlap.forget()
                 raise ConfigError(
-                    f"parameter {frozen[0]} is frozen, and would still be moved by its momentum "
-                    "and residual: make a new optimizer of the parameters that are trained"
+                    f"parameter {frozen} is frozen, and would still be moved by its momentum and "
+                    "residual: close this optimizer, and make a new one of what is trained"
                 )
             for each in self._spans:
                 if written := each.written():
@@ -223,7 +225,10 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
     # ---- the end, and states ----
 
     def close(self) -> None:
-        """Ends its thread and closes its connections. A collective."""
+        """Ends its thread and closes its connections; backwards send nothing any more. A
+        collective."""
+        if self._overlap is not None:
+            self._overlap.stop()
         self._pipeline.close()
         self.comm.close()
 
