@@ -300,7 +300,7 @@ rc_result feedback_load(rc_feedback *f, const float *worker, const float *owner,
 }
 
 /* Multiplies values; returns 1 if all products are finite. */
-static int multiply(float *to, const float *values, uint64_t count, float by)
+static int scaled_by(float *to, const float *values, uint64_t count, float by)
 {
     float most = 0.0f;
     for (uint64_t i = 0; i < count; i++) {
@@ -321,11 +321,11 @@ rc_result feedback_rescale(rc_feedback *f, double factor)
     uint64_t owned = range_is_empty(f->owned) ? 0 : f->owned.end - f->owned.start;
     float_mode mode = float_mode_enter();
     int is_finite =
-        isfinite(by) && multiply(NULL, worker, count, by) && multiply(NULL, owner, owned, by);
+        isfinite(by) && scaled_by(NULL, worker, count, by) && scaled_by(NULL, owner, owned, by);
     if (is_finite) {
         f->undoable = 0;
-        multiply(worker, worker, count, by);
-        multiply(owner, owner, owned, by);
+        scaled_by(worker, worker, count, by);
+        scaled_by(owner, owner, owned, by);
     }
     float_mode_leave(mode);
     return is_finite ? RC_OK : RC_INVALID_ARGUMENT;

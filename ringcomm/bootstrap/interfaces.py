@@ -91,7 +91,14 @@ def addresses_by_name() -> dict[str, list[Address]]:
 
 def _links_with_addresses() -> list[tuple[netlink.Link, list[Address]]]:
     by_link: dict[int, list[Address]] = {}
-    for entry in sorted(netlink.addresses(), key=_preference):
+    for entry in sorted(  # IPv4 first, then what lasts longest
+        netlink.addresses(),
+        key=lambda one: (
+            one.address.version == 6,
+            one.address.is_link_local,
+            one.address.version == 6 and bool(one.flags & _IFA_TEMPORARY),
+        ),
+    ):
         if not entry.flags & _UNUSABLE:
             by_link.setdefault(entry.index, []).append(entry.address)
     return [(link, by_link.get(link.index, [])) for link in netlink.links()]
@@ -110,11 +117,6 @@ def _interface(link: netlink.Link, addresses: Sequence[Address]) -> Interface:
         mbit_per_s=None if loopback or link.kind == "veth" else _speed(link),
         addresses=tuple(addresses),
     )
-
-
-def _preference(entry: netlink.LinkAddress) -> tuple[bool, bool, bool]:
-    temporary = entry.address.version == 6 and bool(entry.flags & _IFA_TEMPORARY)
-    return entry.address.version == 6, entry.address.is_link_local, temporary
 
 
 def _speed(link: netlink.Link) -> int | None:

@@ -63,7 +63,10 @@ def number(ports_by_rank: Sequence[Sequence[Port]]) -> list[list[int]]:
         taken: list[int] = []
         for port in ports:
             fitting = (
-                r for r, seen in enumerate(rails) if r not in taken and _shares_subnet(port, seen)
+                r
+                for r, seen in enumerate(rails)
+                if r not in taken
+                and any(_same_subnet(e.address, one) for e in port.endpoints for one in seen)
             )
             rail = next(fitting, len(rails))
             if rail == len(rails):
@@ -150,10 +153,6 @@ def meet_on_link(ours: Port, theirs: Port) -> tuple[Endpoint, Endpoint] | None:
         return None
     may = _same_subnet(found[0].address, found[1].address)
     return (ours.link_local, theirs.link_local) if may else None
-
-
-def _shares_subnet(port: Port, seen: Sequence[Address]) -> bool:
-    return any(_same_subnet(e.address, address) for e in port.endpoints for address in seen)
 
 
 def _same_subnet(a: Address, b: Address) -> bool:

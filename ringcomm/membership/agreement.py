@@ -328,8 +328,10 @@ class Agreement:
         is_news = go.epoch > self._seen if go.is_new else (go.epoch, go.origin) == present
         self._seen = max(self._seen, go.epoch)
         counted = _serial_in(go, self._limits.rank)
-        if counted is None:
-            self._miss(go)
+        if counted is None:  # the others go on without this rank
+            if go.epoch > self.epoch:
+                self._count(go)
+                self._fall_behind()
         elif counted == self._serial and self._waits:
             if is_news:
                 self._accept(Formation(self._control, self._limits.rank, rank, go))
@@ -341,12 +343,6 @@ class Agreement:
         for each other, and this rank is the higher."""
         is_rival = formation.decider == self._limits.rank > rank and go.is_new
         return go.epoch > formation.go.epoch or (is_rival and go.epoch == formation.go.epoch)
-
-    def _miss(self, go: Go) -> None:
-        """Notes a GO in which the others go on without this rank."""
-        if go.epoch > self.epoch:
-            self._count(go)
-            self._fall_behind()
 
     def _fall_behind(self) -> None:
         """Notes that a newer formation went on without this rank; renews its READY, which a GO that

@@ -125,7 +125,14 @@ class Membership:
         if isinstance(hosts, str) or not all(isinstance(host, str) for host in hosts or ()):
             raise ConfigError(f'hosts={hosts!r}: give a list of names, as ["node1", "node2"]')
         self._grace_s = float(grace_s)
-        self._config = _with_peer_timeout(Config() if config is None else config, self._grace_s)
+        settings = Config() if config is None else config
+        if not isinstance(settings, Config):
+            raise ConfigError(f"config={config!r}: give a ringcomm.Config, as Config(lanes=2)")
+        self._config = settings.replaced(  # so that a member that is silent for grace_s is lost
+            "grace_s",
+            peer_timeout=self._grace_s,
+            heartbeat=min(settings.heartbeat, self._grace_s / 4),
+        )
         require_kernel_set(self._config.kernel_set)
         self._is_closed = False
         self._comm: Communicator | None = None
@@ -386,14 +393,6 @@ class Membership:
     def _require_open(self) -> None:
         if self._is_closed:
             raise NotInitializedError("the membership is closed")
-
-
-def _with_peer_timeout(config: Config, grace_s: float) -> Config:
-    """Sets peer_timeout to the grace time, so that a member that is silent for it is lost."""
-    if not isinstance(config, Config):
-        raise ConfigError(f"config={config!r}: give a ringcomm.Config, as Config(lanes=2)")
-    heartbeat = min(config.heartbeat, grace_s / 4)
-    return config.replaced("grace_s", peer_timeout=grace_s, heartbeat=heartbeat)
 
 
 def _checked_min_peers(min_peers: int | None, world_size: int) -> int:

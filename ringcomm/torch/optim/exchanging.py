@@ -316,7 +316,7 @@ class Overlap(Generic[S, F]):
         self._spans: list[S] = []
         self._paused = False
         self._handles: list[Any] = []
-        self._reset()
+        self.reset()
 
     def watch(self, spans: Sequence[S]) -> None:
         """Watches the parameters of these spans from now on, and no others. Drops exchanges that
@@ -324,17 +324,13 @@ class Overlap(Generic[S, F]):
         self.cancel()
         self.stop()
         self._spans, self._handles = [], []
-        self._reset()
+        self.reset()
         self.extend(spans)
 
     def stop(self) -> None:
         """Watches no parameters any more."""
         for handle in self._handles:
             handle.remove()
-
-    def forget(self) -> None:
-        """Forgets a backward of which nothing was sent on any rank."""
-        self._reset()
 
     def extend(self, spans: Sequence[S]) -> None:
         """Watches these spans as well, after the others. Keeps exchanges that have begun; ``take``
@@ -377,7 +373,7 @@ class Overlap(Generic[S, F]):
         """Begins the remaining exchanges, and returns those of all spans."""
         self._begin_rest()
         begun = self._begun
-        self._reset()
+        self.reset()
         return begun
 
     def cancel(self) -> None:
@@ -387,7 +383,7 @@ class Overlap(Generic[S, F]):
         if self.is_in_step:
             self._begin_rest()
         begun = self._begun
-        self._reset()
+        self.reset()
         failed: RingcommError | None = None
         for exchange in begun:
             try:
@@ -401,7 +397,8 @@ class Overlap(Generic[S, F]):
         while len(self._begun) < len(self._spans):
             self._begin()
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Forgets what a backward has begun."""
         self._begun: list[F] = []
         self.is_in_step = False
         self._versions: dict[int, tuple[torch.Tensor | None, int]] = {}

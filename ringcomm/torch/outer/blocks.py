@@ -23,6 +23,7 @@ count as training.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -98,18 +99,13 @@ class Block(Bucket[Slice]):
 
     def _follow(self) -> None:
         """Takes tensors that the model has assigned anew, if they are of the same kind."""
-        now = dict(self._present())
-        if not now:
-            return
-        slices = []
-        for name, one in zip(self.names, self.slices, strict=True):
-            tensor = now.get(name, one.tensor)
-            alike = all(
-                getattr(tensor, kind) == getattr(one.tensor, kind)
-                for kind in ("shape", "dtype", "device")
-            )
-            slices.append(dataclasses.replace(one, tensor=tensor) if alike else one)
-        self.slices = tuple(slices)
+        kind, now = operator.attrgetter("shape", "dtype", "device"), dict(self._present())
+        self.slices = tuple(
+            dataclasses.replace(one, tensor=now[name])
+            if name in now and kind(now[name]) == kind(one.tensor)
+            else one
+            for name, one in zip(self.names, self.slices, strict=True)
+        )
 
     @property
     def is_finite(self) -> bool:

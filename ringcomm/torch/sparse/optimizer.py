@@ -182,7 +182,7 @@ class SparseOptimizer(ExchangingOptimizer[HostBucket, BucketRound]):
             frozen = next((one.index for one in places if not one.tensor.requires_grad), None)
             if frozen is not None:
                 if self._overlap is not None:
-                    self._overlap.forget()
+                    self._overlap.reset()  # nothing was sent, on any rank
                 raise ConfigError(
                     f"parameter {frozen} is frozen, and would still be moved by its momentum and "
                     "residual: close this optimizer, and make a new one of what is trained"
