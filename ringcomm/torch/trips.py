@@ -56,6 +56,7 @@ class HierarchicalTransport(Transport):
         self._lock = threading.Lock()
         self._failed = threading.Event()
         self._trips: list[Trip] = []  # that are not over, in the order of buckets
+        self._lacks_last = False  # whether the last bucket of a step has not come
         self._courier = Worker("ringcomm courier")
         self._stream: Any = None  # the courier's, on a GPU
 
@@ -104,6 +105,7 @@ class HierarchicalTransport(Transport):
             if self.error is not None:  # fail() came before the trip was in the list
                 self._end(trip)
             self._courier.submit(functools.partial(self._carry, trip, bucket.last))
+            self._lacks_last = not bucket.last
         except RingcommError as error:
             self.fail(error)
             raise
@@ -113,8 +115,11 @@ class HierarchicalTransport(Transport):
         return future
 
     def finish_step(self) -> None:
-        """Has the courier gather what is still in the hosts, with which the Futures complete."""
-        self._courier.submit(functools.partial(self._carry, None, True))
+        """Has the courier gather what is still in the hosts, with which the Futures complete. After
+        a last bucket it does so by itself; doing it again could meet the next step's buckets."""
+        if self._lacks_last:
+            self._lacks_last = False
+            self._courier.submit(functools.partial(self._carry, None, True))
 
     def _end(self, trip: Trip, stream: Any = None) -> None:
         """Ends a trip, once."""

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 import ringcomm
 from ringcomm.errors import ConfigError
 from ringcomm.torch import HierarchicalState, HookState, Stale1, allreduce_hook, trips
+from ringcomm.torch.worker import Worker
 
 WIDTH = 48
 SMALL_BUCKETS = {"bucket_cap_mb": 0.02}
@@ -131,9 +132,12 @@ def stale(rank: Rank, mode: str, local: int = 0) -> None:
     Reports how far what was handed out is from the mean, one step earlier, of what every rank
     computes by itself at the weights that backward was done at; how far the sum of all is from
     their sum; whether all ranks end with the same weights, and whether the model held its own
-    after each backward.
+    after each backward. Every other rank's courier rests after each of its jobs.
     """
     _start(rank)
+    if rank.number % 2:
+        submit = Worker.submit
+        Worker.submit = lambda self, job: submit(self, lambda: (job(), time.sleep(0.01)))
     alone, model = Net(), Net()
     model.load_state_dict(alone.state_dict())
     state = _state(None, local, model=model, pace=Stale1(dense_steps=2))
