@@ -56,7 +56,8 @@ void comm_ask(rc_comm *c);
 
 /* Latches the error that ends the communicator; the first one counts. */
 void comm_fail(rc_comm *c, const rc_error *error);
-/* Fails as comm_fail does, with an error that rank `origin` has found. */
+/* Fails as comm_fail does, with an error that rank `origin` has found; told: the same in its words,
+ * for the other ranks. */
 void comm_fail_by(rc_comm *c, const rc_error *error, const rc_error *told, int origin);
 /* Makes an error of code and text, which names rank, and fails with it. Returns code. */
 rc_result comm_fail_text(rc_comm *c, rc_result code, int rank, const char *format, ...)

@@ -53,9 +53,8 @@ class CommExchange:
         collective that waits."""
         file = io.BytesIO()
         torch.save(state, file)
-        packed = self._shared(file.getvalue())
-        shared: dict[str, Any] = torch.load(io.BytesIO(packed), weights_only=True)
-        return shared
+        packed = io.BytesIO(self._shared(file.getvalue()))
+        return torch.load(packed, weights_only=True)  # type: ignore[no-any-return]
 
     def _shared(self, packed: bytes) -> bytes:
         return _from_first(self._comm, packed)

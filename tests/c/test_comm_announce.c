@@ -115,6 +115,19 @@ static void set_tx_closed(const stage *s, int closed)
     engine_unlock(s->engine);
 }
 
+/* Waits for a tick, with which both are told, and for another, which tells nothing. */
+static void both_are_told_once(const stage *s)
+{
+    uint64_t names[ROOM];
+    pass_time(s, clock_ns() + 31 * CLOCK_S);
+    if (CHECK_EQ(calls_told(s, names, 2), 2)) {
+        CHECK_EQ(names[0], tags_name(5, 0));
+        CHECK_EQ(names[1], tags_name(6, 0));
+    }
+    pass_time(s, clock_ns() + 62 * CLOCK_S);
+    CHECK_EQ(calls_told(s, names, 0), 0);
+}
+
 /* Its frame is dropped, as where memory is short: it is sent with the next tick instead, once. */
 static void a_dropped_call_is_repeated(void)
 {
@@ -126,13 +139,7 @@ static void a_dropped_call_is_repeated(void)
     wait_for_start(&s, works[1]);
     set_tx_closed(&s, 0);
     CHECK_EQ(calls_told(&s, names, 0), 0);
-    pass_time(&s, clock_ns() + 31 * CLOCK_S);
-    if (CHECK_EQ(calls_told(&s, names, 2), 2)) {
-        CHECK_EQ(names[0], tags_name(5, 0));
-        CHECK_EQ(names[1], tags_name(6, 0));
-    }
-    pass_time(&s, clock_ns() + 62 * CLOCK_S);
-    CHECK_EQ(calls_told(&s, names, 0), 0);
+    both_are_told_once(&s);
     abandon(&s, works, 2);
 }
 
@@ -140,7 +147,6 @@ static void a_dropped_call_is_repeated(void)
 static void a_dropped_ask_is_repeated(void)
 {
     stage s = stage_open((stage_options){.heartbeat_ms = 60000, .peer_timeout_ms = 600000});
-    uint64_t names[ROOM];
     rc_work *works[2];
     wait_for_first_tick(&s);
     set_tx_closed(&s, 1);
@@ -152,13 +158,7 @@ static void a_dropped_ask_is_repeated(void)
         wait_for_start(&s, works[i]);
     }
     set_tx_closed(&s, 0);
-    pass_time(&s, clock_ns() + 31 * CLOCK_S);
-    if (CHECK_EQ(calls_told(&s, names, 2), 2)) {
-        CHECK_EQ(names[0], tags_name(5, 0));
-        CHECK_EQ(names[1], tags_name(6, 0));
-    }
-    pass_time(&s, clock_ns() + 62 * CLOCK_S);
-    CHECK_EQ(calls_told(&s, names, 0), 0);
+    both_are_told_once(&s);
     abandon(&s, works, 2);
 }
 

@@ -314,25 +314,32 @@ def outer_after_errors_by_lightning(rank: Rank, folder: str) -> None:
     _end(rank, model, folder, "outer-errors")
 
 
+def _arguments(**settings: Any) -> Any:
+    """Makes a Trainer's settings for five steps on a CPU."""
+    from transformers import TrainingArguments
+
+    return TrainingArguments(
+        "out",
+        per_device_train_batch_size=4,
+        max_steps=5,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        **settings,
+    )
+
+
 def outer_by_transformers(rank: Rank, folder: str) -> None:
     """The callback, after a training that has raised: rounds, and a checkpoint that has the
     anchor's state beside it."""
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import Trainer, TrainerCallback
 
     from ringcomm.torch.transformers import OuterStepCallback
 
     model, dataset = _gpt2(rank, folder)
     dist.init_process_group("ringcomm")
     callback = OuterStepCallback(every=3, compression="int8")
-    settings = TrainingArguments(
-        "out",
-        per_device_train_batch_size=4,
-        max_steps=5,
-        use_cpu=True,
-        report_to="none",
-        save_steps=4,
-        disable_tqdm=True,
-    )
+    settings = _arguments(save_steps=4)
 
     class Raises(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -378,7 +385,7 @@ def outer_by_transformers(rank: Rank, folder: str) -> None:
 
 def best_by_transformers(rank: Rank, folder: str) -> None:
     """The best model is loaded after training that stops between two evaluations."""
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import Trainer, TrainerCallback
 
     from ringcomm.torch.transformers import OuterStepCallback
 
@@ -393,17 +400,8 @@ def best_by_transformers(rank: Rank, folder: str) -> None:
         def on_step_end(self, _: Any, state: Any, control: Any, **__: Any) -> None:
             control.should_training_stop = state.global_step == 3
 
-    settings = TrainingArguments(
-        "out",
-        per_device_train_batch_size=4,
-        max_steps=5,
-        use_cpu=True,
-        report_to="none",
-        eval_strategy="steps",
-        eval_steps=2,
-        save_steps=2,
-        load_best_model_at_end=True,
-        disable_tqdm=True,
+    settings = _arguments(
+        eval_strategy="steps", eval_steps=2, save_steps=2, load_best_model_at_end=True
     )
     callbacks = [OuterStepCallback(every=30), Stops()]
     Trainer(model, settings, None, dataset, dataset[:4], callbacks=callbacks).train()

@@ -139,5 +139,4 @@ class _Lamb(Renewed):
             coeff *= size / before
         if length > 0:
             coeff = min(coeff, _LONGEST * size / length)
-        within: float = min(max(coeff, span.group["min_coeff"]), span.group["max_coeff"])
-        return within
+        return float(min(max(coeff, span.group["min_coeff"]), span.group["max_coeff"]))

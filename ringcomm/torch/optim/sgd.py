@@ -118,5 +118,4 @@ class _MomentumRule(Rule):
         """Returns the gradient's weight in the momentum, as in torch: 1 without momentum, and in
         the first step."""
         is_whole = span.step == 1 or span.group["momentum"] == 0
-        share: float = 1.0 if is_whole else 1.0 - span.group["dampening"]
-        return share
+        return 1.0 if is_whole else float(1.0 - span.group["dampening"])
